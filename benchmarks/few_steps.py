@@ -31,7 +31,7 @@ from partsong.zoo.shapes.reader import facts
 #: Pictures of one call.
 BATCH = 20
 #: Times of the consistency sampler between the first and the last, by steps.
-BETWEEN: dict[int, Sequence[float]] = {1: (), 2: (1.2,), 4: (1.3, 1.1, 0.8)}
+BETWEEN: dict[int, Sequence[float]] = {1: (), 2: (1.2,), 4: (1.4, 1.2, 0.9)}
 
 #: Draws the latents of captions, one seed each.
 Sampler = Callable[[Sequence[str], Sequence[int]], Tensor]

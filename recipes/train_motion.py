@@ -37,19 +37,17 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import tyro
-from diffusers import AutoencoderKLWan, DiffusionPipeline
-from PIL import Image
+from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
 from partsong.zoo.folders import save_pipeline
-from partsong.zoo.motion.clips import decode_clip, encode_clip
+from partsong.zoo.motion.clips import encode_clip
 from partsong.zoo.motion.distillation import distillation_loss
-from partsong.zoo.motion.drawing import paint
 from partsong.zoo.motion.forcing import Forcing
 from partsong.zoo.motion.grammar import describe, training_scene
 from partsong.zoo.motion.model import BLOCK, TEXT_LENGTH, build_pipeline, build_vae, decoder_loss, draw_sigmas, vae_loss
+from partsong.zoo.motion.pool import KEPT, build_pool, load_autoencoder, pool_scene, settle_statistics
 from partsong.zoo.motion.scoring import score
 from partsong.zoo.motion.training import (
     Animator,
@@ -57,12 +55,12 @@ from partsong.zoo.motion.training import (
     Comprehension,
     blend,
     draw_clips,
+    draw_lookback,
     draw_noise,
     draw_nulls,
     window_length,
 )
-from partsong.zoo.motion.world import MovingScene, generator, layout
-from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam
+from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam, run_stages
 from partsong.zoo.training import Optimizers, World, mixed_precision
 
 STAGES: tuple[str, ...] = (
@@ -72,8 +70,6 @@ STAGES: tuple[str, ...] = (
 )
 #: Denoising steps of `motion-causal` after each of its last stages.
 FEW_STEPS = {"distil": 4, "halve": 2, "force": 2}
-#: How many latents of a pool clip are kept, and how many are dropped before them: the first ones know they are first.
-KEPT, DROPPED = 16, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,38 +159,17 @@ def train_vae(config: Config, world: World) -> None:
 
     stage.run(loss_of)
     if world.rank == 0:
-        finish_vae(config, stage.average.module)
-
-
-@torch.no_grad()
-def finish_vae(config: Config, vae: Any) -> None:
-    """Measures the latents and the quality on new videos, and saves."""
-    rng = generator(71, config.seed)
-    video = draw_clips(rng, 24, 1 + 4 * 9).to(vae.device)
-    mean = encode_clip(vae, video).chunk(2, dim=1)[0][:, :, DROPPED:]
-    error = decode_clip(vae, mean).clamp(-1, 1) - video[:, :, 2 * DROPPED :]
-    quality = float((10 * torch.log10(4 / error.square().mean(dim=(1, 2, 3, 4)))).mean())
-    latents = mean.transpose(0, 1).flatten(1)
-    vae.register_to_config(latents_mean=latents.mean(dim=1).tolist(), latents_std=latents.std(dim=1).tolist())
-    vae.save_pretrained(Path(config.out) / "vae")
-    print(f"vae saved: {quality:.2f} dB on {len(video)} new videos")
-
-
-def load_vae(config: Config) -> Any:
-    """Loads the autoencoder, with the latest decoder."""
-    vae: Any = AutoencoderKLWan.from_pretrained(Path(config.out) / "vae")
-    if (path := Path(config.out) / "decoder.pt").exists():
-        saved = torch.load(path, map_location="cpu", weights_only=True)["average"]
-        vae.decoder.load_state_dict({k.removeprefix("0."): v for k, v in saved.items() if k.startswith("0.")})
-        vae.post_quant_conv.load_state_dict({k.removeprefix("1."): v for k, v in saved.items() if k.startswith("1.")})
-    return vae
+        averaged: Any = stage.average.module
+        quality, num = settle_statistics(averaged, config.seed)
+        averaged.save_pretrained(Path(config.out) / "vae")
+        print(f"vae saved: {quality:.2f} dB on {num} new videos")
 
 
 def train_decoder(config: Config, world: World) -> None:
     """Runs stage 2; writes `decoder.pt`."""
     if config.start:
         return
-    vae = load_vae(config).to(world.device).requires_grad_(False)
+    vae = load_autoencoder(Path(config.out)).to(world.device).requires_grad_(False)
     both = nn.ModuleList([vae.decoder, vae.post_quant_conv]).requires_grad_(True)
     inside = [p for n, p in both.named_parameters() if p.ndim >= 4 and n != "0.conv_out.weight"]
     stage = new_stage(config, world, "decoder", both, muon_and_adam(both, inside, (1e-3, 1e-3), 0.0))
@@ -209,31 +184,12 @@ def train_decoder(config: Config, world: World) -> None:
     stage.run(loss_of)
 
 
-def pool_scene(config: Config, world: World, index: int) -> tuple[MovingScene, np.random.Generator]:
-    """Draws the scene of a clip of this rank's share; also returns the generator for its objects' places."""
-    rng = generator(72, config.seed, world.rank, index)
-    return training_scene(rng), rng
-
-
-@torch.no_grad()
-def build_pool(config: Config, world: World) -> None:
-    """Runs stage 3: encodes this rank's clips into `pool-RANK-of-SIZE.npy`, float16, normalised."""
+def encode_pool(config: Config, world: World) -> None:
+    """Runs stage 3: encodes this rank's clips into `pool-RANK-of-SIZE.npy`."""
     path = Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"
-    if path.exists():
-        return
-    vae = load_vae(config).to(world.device)
-    measured = (vae.config.latents_mean, vae.config.latents_std)
-    mean, std = (torch.tensor(values).to(world.device)[:, None, None, None] for values in measured)
-    share, parts, num_frames = config.pool_size // world.size, [], 1 + 2 * (KEPT + DROPPED - 1)
-    for first in range(0, share, 8):
-        drawn = (pool_scene(config, world, index) for index in range(first, min(first + 8, share)))
-        videos = np.stack([paint(layout(scene, rng), num_frames) for scene, rng in drawn])
-        pixels = torch.from_numpy(videos).permute(0, 4, 1, 2, 3).float() / 127.5 - 1.0
-        latents = encode_clip(vae, pixels.to(world.device)).chunk(2, dim=1)[0][:, :, DROPPED:]
-        parts.append(((latents - mean) / std).half().cpu().numpy())
-        if first % 800 == 0:
-            world.say(f"pool {first} of {share}")
-    np.save(path, np.concatenate(parts))
+    if not path.exists():
+        vae = load_autoencoder(Path(config.out)).to(world.device)
+        build_pool(path, vae, config.pool_size // world.size, config.seed, world)
 
 
 # --- stages 4 and 5: text, and the transformer that sees all frames ---------------------------------------------------
@@ -266,16 +222,16 @@ def motion_stage(config: Config, world: World) -> TrainingStage:
         prefix = "encoder."
         model.text.load_state_dict({k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)})
     model = model.to(world.device)
-    rates = (config.muon_rate, config.adam_rate)
-    return new_stage(
-        config, world, "motion", model, muon_and_adam(model, inside_matrices(model.transformer, "blocks."), rates, 0.02)
-    )
+    rates, inside = (config.muon_rate, config.adam_rate), inside_matrices(model.transformer, "blocks.")
+    return new_stage(config, world, "motion", model, muon_and_adam(model, inside, rates, 0.02))
 
 
 def load_pool(config: Config, world: World) -> ClipPool:
     """Loads this rank's clips."""
     latents = torch.from_numpy(np.load(Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"))
-    return ClipPool(latents, [pool_scene(config, world, index)[0] for index in range(len(latents))], world.device)
+    return ClipPool(
+        latents, [pool_scene(config.seed, world.rank, index)[0] for index in range(len(latents))], world.device
+    )
 
 
 def train_motion(config: Config, world: World) -> None:
@@ -306,30 +262,18 @@ def averages(config: Config, stage: str) -> dict[str, Tensor]:
     return student or saved
 
 
-def causal_model(config: Config, world: World, name: str) -> Animator:
-    """Makes a causal transformer with the weights of stage `name` and its text encoder fixed."""
-    model = Animator(config.heads, config.depth, BLOCK)
-    model.load_state_dict(averages(config, name))
+def animator(config: Config, world: World, stage: str, block: int = BLOCK) -> Animator:
+    """Makes a transformer, causal unless `block` is 0, with the weights of a stage and its text encoder fixed."""
+    model = Animator(config.heads, config.depth, block)
+    model.load_state_dict(averages(config, stage))
     model.text.requires_grad_(False)
     return model.to(world.device)
-
-
-def whole_model(config: Config, world: World) -> Animator:
-    """Makes the transformer of stage 5, which sees all frames, frozen."""
-    model = Animator(config.heads, config.depth)
-    model.load_state_dict(averages(config, "motion"))
-    return model.requires_grad_(False).to(world.device)
-
-
-def draw_lookback(rng: np.random.Generator) -> int | None:
-    """Draws how many earlier blocks a step's blocks see (None: all), for streams that keep only some of them."""
-    return (None, None, 2, 1)[int(rng.integers(4))]
 
 
 def train_causal(config: Config, world: World) -> None:
     """Runs stage 6; writes `causal.pt`."""
     torch.manual_seed(config.seed)
-    model, pool = causal_model(config, world, "motion"), load_pool(config, world)
+    model, pool = animator(config, world, "motion"), load_pool(config, world)
     rates = (0.4 * config.muon_rate, 0.4 * config.adam_rate)
     optimizers = muon_and_adam(model, inside_matrices(model.transformer, "blocks."), rates, 0.0)
     stage = new_stage(config, world, "causal", model, optimizers)
@@ -349,8 +293,8 @@ def train_causal(config: Config, world: World) -> None:
 def straighten(config: Config, world: World, name: str, start: str, **knobs: Any) -> None:
     """Trains what makes in one step what the model of stage `start` makes in several; writes `NAME.pt`."""
     torch.manual_seed(config.seed)
-    teacher = causal_model(config, world, start).requires_grad_(False)
-    model, pool = causal_model(config, world, start), load_pool(config, world)
+    teacher = animator(config, world, start).requires_grad_(False)
+    model, pool = animator(config, world, start), load_pool(config, world)
     rates = (0.3 * config.muon_rate, 0.3 * config.adam_rate)
     optimizers = muon_and_adam(model, inside_matrices(model.transformer, "blocks."), rates, 0.0)
     stage = new_stage(config, world, name, model, optimizers)
@@ -366,21 +310,21 @@ def straighten(config: Config, world: World, name: str, start: str, **knobs: Any
 
 
 def train_distil(config: Config, world: World) -> None:
-    """Runs stage 7; writes `distil.pt`."""
+    """Runs stage 7."""
     straighten(config, world, "distil", "causal", substeps=config.substeps, guidance=config.guidance)
 
 
 def train_halve(config: Config, world: World) -> None:
-    """Runs stage 8; writes `halve.pt`."""
+    """Runs stage 8."""
     straighten(config, world, "halve", "distil", substeps=2, guidance=1.0)
 
 
 def train_force(config: Config, world: World) -> None:
     """Runs stage 9; writes `force.pt`."""
     torch.manual_seed(config.seed)
-    student, pool = causal_model(config, world, "halve"), load_pool(config, world)
-    teacher, fake = (whole_model(config, world) for _ in range(2))
-    fake.transformer.requires_grad_(True)
+    student, pool = animator(config, world, "halve"), load_pool(config, world)
+    teacher, fake = (animator(config, world, "motion", block=0) for _ in range(2))
+    teacher.requires_grad_(False)
     rates = (config.force_rate, 4 * config.force_rate)
     optimizers = [adam(list(each.transformer.parameters()), r) for each, r in zip((student, fake), rates, strict=True)]
     stage = new_stage(config, world, "force", nn.ModuleDict({"student": student, "fake": fake}), optimizers)
@@ -399,12 +343,6 @@ def train_force(config: Config, world: World) -> None:
 # --- stages 10 and 11 -------------------------------------------------------------------------------------------------
 
 
-def few_steps(config: Config) -> int:
-    """Returns the denoising steps of the latest causal transformer."""
-    done = [stage for stage in FEW_STEPS if (Path(config.out) / f"{stage}.pt").exists()]
-    return FEW_STEPS[done[-1]] if done else 4
-
-
 def export(config: Config, world: World) -> None:
     """Runs stage 10: saves a stock pipeline folder for every trained model."""
     if world.rank:
@@ -415,7 +353,7 @@ def export(config: Config, world: World) -> None:
         if done:
             model = Animator(config.heads, config.depth, BLOCK if name == "motion-causal" else 0)
             model.load_state_dict(averages(config, done[0]))
-            save_pipeline(build_pipeline(model, load_vae(config)), out / "export" / name)
+            save_pipeline(build_pipeline(model, load_autoencoder(Path(config.out))), out / "export" / name)
 
 
 def evaluate(config: Config, world: World) -> None:
@@ -425,8 +363,8 @@ def evaluate(config: Config, world: World) -> None:
     for folder in sorted((Path(config.out) / "export").iterdir()):
         pipeline: Any = DiffusionPipeline.from_pretrained(folder).to(world.device)
         pipeline.set_progress_bar_config(disable=True)
-        few = folder.name == "motion-causal"
-        knobs = {"num_inference_steps": few_steps(config), "guidance_scale": 1.0} if few else {}
+        few = [steps for stage, steps in FEW_STEPS.items() if (Path(config.out) / f"{stage}.pt").exists()] or [4]
+        knobs = {"num_inference_steps": few[-1], "guidance_scale": 1.0} if folder.name == "motion-causal" else {}
         knobs = {"num_inference_steps": config.steps, "guidance_scale": config.guidance} | knobs
         size = {"height": 32, "width": 32, "num_frames": 2 * KEPT - 1, "max_sequence_length": TEXT_LENGTH}
         result = score(pipeline, config.captions, seed=config.seed, **knobs, **size)
@@ -434,29 +372,20 @@ def evaluate(config: Config, world: World) -> None:
             "model": folder.name,
             "captions": config.captions,
             **knobs,
-            "facts_read": round(result.facts_read, 4),
-            "all_right": round(result.all_right, 4),
-            "identity_kept": round(result.identity_kept, 4),
-            "by_kind": {kind: [round(share, 4), count] for kind, (share, count) in result.by_kind().items()},
+            **result.report(),
         }
         (Path(config.out) / f"facts-{folder.name}.json").write_text(json.dumps(report, indent=1) + "\n")
         print(json.dumps(report))
-        sheet = Image.fromarray(np.rint(result.sheet() * 255).astype(np.uint8))
-        sheet = sheet.resize((3 * sheet.width, 3 * sheet.height), Image.Resampling.NEAREST)
-        sheet.save(Path(config.out) / f"samples-{folder.name}.png")
+        result.save_sheet(Path(config.out) / f"samples-{folder.name}.png")
 
 
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
-    Path(config.out).mkdir(parents=True, exist_ok=True)
     runners = (
-        *(train_vae, train_decoder, build_pool, train_text, train_motion),
+        *(train_vae, train_decoder, encode_pool, train_text, train_motion),
         *(train_causal, train_distil, train_halve, train_force, export, evaluate),
     )
-    for stage in config.stages.split(","):
-        runners[STAGES.index(stage)](config, world)
-        if world.size > 1:
-            dist.barrier()
+    run_stages(config, world, dict(zip(STAGES, runners, strict=True)))
 
 
 def main() -> None:

@@ -78,12 +78,12 @@ class Config:
     discrete_steps: int = 1000  # Steps of stage 2.
     discrete_rate: float = 3e-4  # Its peak learning rate.
     levels: int = 12  # Points of the path in the first third of stage 2; they double at each third.
-    continuous_steps: int = 600  # Steps of stage 3.
+    continuous_steps: int = 300  # Steps of stage 3.
     continuous_rate: float = 1e-4  # Its peak learning rate.
-    warm_steps: int = 200  # Steps over which the derivative's part of stage 3 rises.
+    warm_steps: int = 100  # Steps over which the derivative's part of stage 3 rises.
     matching_steps: int = 400  # Steps of stage 4.
-    matching_rate: float = 3e-5  # The student's peak learning rate in stage 4.
-    fake_rate: float = 1e-4  # That of the model of its samples.
+    matching_rate: float = 1e-4  # The student's peak learning rate in stage 4.
+    fake_rate: float = 4e-4  # That of the model of its samples.
     captions: int = 200  # Fresh captions of stage 6.
 
 

@@ -33,7 +33,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import tyro
 from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusionPipeline
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
@@ -56,7 +55,7 @@ from partsong.zoo.shapes_unet.model import (
     fold_statistics,
 )
 from partsong.zoo.shapes_unet.muon import KernelMuon
-from partsong.zoo.stage import TrainingStage, adam
+from partsong.zoo.stage import TrainingStage, adam, run_stages
 from partsong.zoo.training import Optimizers, World, mixed_precision
 
 STAGES: tuple[str, ...] = ("autoencoder", "pool", "text", "unet", "export", "evaluate")
@@ -336,12 +335,8 @@ def evaluate(config: Config, world: World) -> None:
 
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
-    Path(config.out).mkdir(parents=True, exist_ok=True)
     runners = (train_autoencoder, build_pool, train_text, train_unet, export, evaluate)
-    for stage in config.stages.split(","):
-        runners[STAGES.index(stage)](config, world)
-        if world.size > 1:
-            dist.barrier()
+    run_stages(config, world, dict(zip(STAGES, runners, strict=True)))
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def save_pipeline(pipeline: DiffusionPipeline, folder: Path) -> None:
         folder: where to.
     """
     pipeline.to(dtype=torch.float16).save_pretrained(folder)
-    for path in folder.glob("*/config.json"):
+    for path in (folder / "model_index.json", *folder.glob("*/config.json")):
         _settle(path, names_dtype=path.parent.name.startswith("text_encoder"))
 
 

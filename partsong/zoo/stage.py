@@ -59,6 +59,7 @@ def run_stages(config: Any, world: World, runners: Mapping[str, Callable[[Any, W
     Path(config.out).mkdir(parents=True, exist_ok=True)
     for stage in stages:
         runners[stage](config, world)
+        world.wait()
 
 
 def adam(parameters: list[nn.Parameter], rate: float, decay: float = 0.0) -> tuple[torch.optim.Optimizer, float]:

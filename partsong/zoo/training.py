@@ -65,6 +65,11 @@ class World:
             dist.broadcast(value, 0)
         return float(value.item())
 
+    def wait(self) -> None:
+        """Waits until every rank is here."""
+        if self.size > 1:
+            dist.barrier()
+
     def say(self, text: str) -> None:
         """Logs on rank 0."""
         if self.rank == 0:

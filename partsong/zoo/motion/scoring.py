@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +39,22 @@ class MotionScore(FactScore):
         shown = self.videos[:rows]
         frames = np.linspace(0, shown.shape[1] - 1, min(columns, shown.shape[1])).round().astype(int)
         return np.concatenate([np.concatenate(list(video[frames]), axis=1) for video in shown])
+
+    def save_sheet(self, path: Path) -> None:
+        """Writes `sheet`, three times as large, to a file."""
+        from PIL import Image
+
+        sheet = Image.fromarray(np.rint(self.sheet() * 255).astype(np.uint8))
+        sheet.resize((3 * sheet.width, 3 * sheet.height), Image.Resampling.NEAREST).save(path)
+
+    def report(self) -> dict[str, Any]:
+        """Returns the measures as a flat row, rounded: ``facts_read all_right identity_kept by_kind``."""
+        return {
+            "facts_read": round(self.facts_read, 4),
+            "all_right": round(self.all_right, 4),
+            "identity_kept": round(self.identity_kept, 4),
+            "by_kind": {kind: [round(share, 4), count] for kind, (share, count) in self.by_kind().items()},
+        }
 
 
 def score(

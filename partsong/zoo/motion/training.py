@@ -167,3 +167,8 @@ def blend(clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
     """Blends latents `[batch, ...]` and noise at levels `sigma` `[batch]`."""
     level = sigma[:, None, None, None, None]
     return (1 - level) * clean + level * noise
+
+
+def draw_lookback(rng: np.random.Generator) -> int | None:
+    """Draws how many earlier blocks a step's blocks see (None: all), for streams that keep only some of them."""
+    return (None, None, 2, 1)[int(rng.integers(4))]

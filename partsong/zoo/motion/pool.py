@@ -1,0 +1,85 @@
+"""Encodes clips once for the recipe, and keeps its autoencoder's statistics. Importing this module loads torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKLWan
+from torch import Tensor
+
+from partsong.zoo.motion.clips import decode_clip, encode_clip
+from partsong.zoo.motion.drawing import paint
+from partsong.zoo.motion.grammar import training_scene
+from partsong.zoo.motion.training import draw_clips
+from partsong.zoo.motion.world import MovingScene, generator, layout
+from partsong.zoo.training import World
+
+__all__ = ["DROPPED", "KEPT", "build_pool", "load_autoencoder", "pool_scene", "settle_statistics"]
+
+#: How many latents of a pool clip are kept, and how many are dropped before them: the first ones know they are first.
+KEPT, DROPPED = 16, 3
+#: Clips that are encoded together.
+_AT_A_TIME = 8
+
+
+@torch.no_grad()
+def settle_statistics(vae: Any, seed: int) -> tuple[float, int]:
+    """Puts the latents' means and deviations into an autoencoder's configuration.
+
+    Returns:
+        Its quality on new videos in dB, and how many videos these were.
+    """
+    video = draw_clips(generator(71, seed), 24, 1 + 4 * 9).to(vae.device)
+    mean = encode_clip(vae, video).chunk(2, dim=1)[0][:, :, DROPPED:]
+    error = decode_clip(vae, mean).clamp(-1, 1) - video[:, :, 2 * DROPPED :]
+    latents = mean.transpose(0, 1).flatten(1)
+    vae.register_to_config(latents_mean=latents.mean(dim=1).tolist(), latents_std=latents.std(dim=1).tolist())
+    return float((10 * torch.log10(4 / error.square().mean(dim=(1, 2, 3, 4)))).mean()), len(video)
+
+
+def load_autoencoder(out: Path) -> Any:
+    """Loads the autoencoder in `vae/`, with the decoder of `decoder.pt` if that was trained."""
+    vae: Any = AutoencoderKLWan.from_pretrained(out / "vae")
+    if (path := out / "decoder.pt").exists():
+        saved = torch.load(path, map_location="cpu", weights_only=True)["average"]
+        for number, part in enumerate((vae.decoder, vae.post_quant_conv)):
+            part.load_state_dict(_below(saved, f"{number}."))
+    return vae
+
+
+def _below(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+
+
+def pool_scene(seed: int, rank: int, index: int) -> tuple[MovingScene, np.random.Generator]:
+    """Draws the scene of a clip of a rank's share; also returns the generator for its objects' places."""
+    rng = generator(72, seed, rank, index)
+    return training_scene(rng), rng
+
+
+@torch.no_grad()
+def build_pool(path: Path, vae: Any, num: int, seed: int, world: World) -> None:
+    """Encodes a rank's clips into a file, float16 and normalised.
+
+    Args:
+        path: the file.
+        vae: the autoencoder.
+        num: how many clips.
+        seed: draws them, together with the rank.
+        world: the ranks.
+    """
+    measured = (vae.config.latents_mean, vae.config.latents_std)
+    mean, std = (torch.tensor(values).to(world.device)[:, None, None, None] for values in measured)
+    parts, num_frames = [], 1 + 2 * (KEPT + DROPPED - 1)
+    for first in range(0, num, _AT_A_TIME):
+        drawn = (pool_scene(seed, world.rank, index) for index in range(first, min(first + _AT_A_TIME, num)))
+        videos = np.stack([paint(layout(scene, rng), num_frames) for scene, rng in drawn])
+        pixels = torch.from_numpy(videos).permute(0, 4, 1, 2, 3).float() / 127.5 - 1.0
+        latents = encode_clip(vae, pixels.to(world.device)).chunk(2, dim=1)[0][:, :, DROPPED:]
+        parts.append(((latents - mean) / std).half().cpu().numpy())
+        if first % (100 * _AT_A_TIME) == 0:
+            world.say(f"pool {first} of {num}")
+    np.save(path, np.concatenate(parts))
