@@ -71,7 +71,7 @@ from partsong.zoo.lists.trajectories import (
     snapshot_masks,
     state_masks,
 )
-from partsong.zoo.stage import TrainingStage, adam, run_stages
+from partsong.zoo.stage import TrainingStage, adam, read_average, run_stages
 from partsong.zoo.training import World, schedule
 
 STAGES: tuple[str, ...] = ("trajectories", "train", "export", "evaluate")
@@ -160,12 +160,13 @@ class Lessons:
     Args:
         config: the recipe's.
         world: the ranks.
-        players: the `student` that is trained, and the `reference` that `t3d` compares it with.
+        players: the `student` that is trained, and for `t3d` the `reference` that it is compared with.
     """
 
     def __init__(self, config: Config, world: World, players: Any) -> None:
         self.config, self.world = config, world
-        self.student, self.reference = players["student"], players["reference"]
+        self.student = players["student"]
+        self.reference = players["reference"] if config.method == "t3d" else None
         self.texts = read_texts(config)
         self.teacher = teacher_model(config)
         self.samples: dict[str, Any] = {}
@@ -188,15 +189,13 @@ class Lessons:
         """Returns the loss of a step of the configured method."""
         if self.config.method == "lightning":
             return self.lightning(step, rng)
-        if step and step % math.ceil(self.config.steps / 3) == 0:
-            self.reference.load_state_dict(self.student.state_dict())  # `t3d` renews it twice
         texts, draw = self.draw(rng)
         methods: dict[str, Callable[[], Tensor]] = {
             "plain": lambda: self.plain(texts, rng),
             "dparallel": lambda: self.dparallel(texts, draw),
             "d3llm": lambda: self.d3llm(texts, draw, step / self.config.steps),
             "cllm": lambda: self.cllm(texts, draw),
-            "t3d": lambda: self.t3d(texts, draw),
+            "t3d": lambda: self.t3d(texts, draw, step),
             "oput": lambda: self.oput(texts, rng, draw),
             "rediff-noise": lambda: self.rediff(texts, draw, revises=False),
             "rediff": lambda: self.rediff(texts, draw, revises=2 * step >= self.config.steps),
@@ -238,8 +237,13 @@ class Lessons:
         logits = self.masked(texts, masks)
         return masked_loss(logits, texts.ids, masks) + self.config.consistency * consistency_loss(logits, target, left)
 
-    def t3d(self, texts: ListTrajectories, draw: torch.Generator) -> Tensor:
-        """Returns the discrimination of texts from guesses of one step, and the cross-entropy along trajectories."""
+    def t3d(self, texts: ListTrajectories, draw: torch.Generator, step: int) -> Tensor:
+        """Returns the discrimination of texts from guesses of one step, and the cross-entropy along trajectories.
+
+        At each third of the training the student as it is becomes the reference.
+        """
+        if step and step % math.ceil(self.config.steps / 3) == 0:
+            self.reference.load_state_dict(self.student.state_dict())
         chances = (8 * RATIOS).exp()
         ratio = RATIOS[torch.multinomial(chances, len(texts.ids), replacement=True, generator=draw)]
         masks = state_masks(texts, ((1 - ratio) * texts.canvas.sum(1)).long())
@@ -317,8 +321,9 @@ def train(config: Config, world: World) -> None:
     student = teacher_model(config).requires_grad_(True)
     if config.start:
         student.load_state_dict(load_student(config, config.start))
-    # The reference is kept with the student, since a training that was stopped needs it again.
-    players = nn.ModuleDict({"student": student, "reference": copy.deepcopy(student).requires_grad_(False)})
+    players = nn.ModuleDict({"student": student})
+    if config.method == "t3d":  # kept with the student, since a training that was stopped needs it again
+        players["reference"] = copy.deepcopy(student).requires_grad_(False)
     lessons = Lessons(config, world, players)
     is_reinforced = config.method == "lightning"
     stage = TrainingStage(
@@ -343,8 +348,7 @@ def load_student(config: Config, name: str) -> dict[str, Tensor]:
     path = Path(config.out) / f"{name}.pt"
     if not path.is_file():
         raise ArgumentError(f"no {path}; run the stage 'train' first")
-    saved = torch.load(path, map_location="cpu", weights_only=True)["average"]
-    return {key.removeprefix("student."): weight for key, weight in saved.items() if key.startswith("student.")}
+    return read_average(path, "student")
 
 
 # --- stages 3 and 4 ---------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from partsong.reasoning.local.speculation.head import TrainedHead
 from partsong.reasoning.training.head_losses import anchor, head_losses
 from partsong.seeds import derive
 from partsong.zoo.heads import SampledTexts, prompts_of, sample_texts
-from partsong.zoo.stage import TrainingStage, adam, stages_of
+from partsong.zoo.stage import TrainingStage, adam, read_average, stages_of
 from partsong.zoo.training import World, mixed_precision
 
 STAGES: tuple[str, ...] = ("samples", "train", "export", "evaluate")
@@ -161,7 +161,7 @@ def export(config: Config) -> None:
     if not path.is_file():
         raise ArgumentError(f"no {path}; run the stage 'train' first")
     head = new_head(config, loaded_model(config))
-    head.load_state_dict(torch.load(path, map_location=config.device, weights_only=True)["average"])
+    head.load_state_dict(read_average(path))
     save_head(head, exported(config))
 
 

@@ -39,7 +39,7 @@ from partsong.zoo.lists.model import build_model, build_tokenizer
 from partsong.zoo.lists.scoring import accuracy, total_variation
 from partsong.zoo.lists.tasks import examples
 from partsong.zoo.lists.training import causal_loss, diffusion_loss, draw_batch
-from partsong.zoo.stage import TrainingStage, inside_matrices, muon_and_adam, stages_of
+from partsong.zoo.stage import TrainingStage, inside_matrices, muon_and_adam, read_average, stages_of
 from partsong.zoo.training import World, mixed_precision
 
 STAGES: tuple[str, ...] = ("mdlm", "ar", "export", "evaluate")
@@ -109,7 +109,7 @@ def export(config: Config) -> None:
         path = Path(config.out) / f"{kind}.pt"
         if path.exists():
             model = build_model(kind, config.heads, config.depth)
-            model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["average"])
+            model.load_state_dict(read_average(path))
             save_folder(model, build_tokenizer(), Path(config.out) / "export" / f"lists-{kind}")
 
 

@@ -60,7 +60,7 @@ from partsong.zoo.motion.training import (
     draw_nulls,
     window_length,
 )
-from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam, run_stages
+from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam, read_average, run_stages
 from partsong.zoo.training import Optimizers, World, mixed_precision
 
 STAGES: tuple[str, ...] = (
@@ -218,9 +218,7 @@ def motion_stage(config: Config, world: World) -> TrainingStage:
         model.text.load_state_dict(pipeline.text_encoder.state_dict())
         model.transformer.load_state_dict(pipeline.transformer.state_dict())
     else:
-        saved = torch.load(Path(config.out) / "text.pt", map_location="cpu", weights_only=True)["average"]
-        prefix = "encoder."
-        model.text.load_state_dict({k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)})
+        model.text.load_state_dict(read_average(Path(config.out) / "text.pt", "encoder"))
     model = model.to(world.device)
     rates, inside = (config.muon_rate, config.adam_rate), inside_matrices(model.transformer, "blocks.")
     return new_stage(config, world, "motion", model, muon_and_adam(model, inside, rates, 0.02))
@@ -257,9 +255,7 @@ def train_motion(config: Config, world: World) -> None:
 
 def averages(config: Config, stage: str) -> dict[str, Tensor]:
     """Reads the averaged weights at the end of a stage; of stage 9 those of the student."""
-    saved = torch.load(Path(config.out) / f"{stage}.pt", map_location="cpu", weights_only=True)["average"]
-    student = {name.removeprefix("student."): weight for name, weight in saved.items() if name.startswith("student.")}
-    return student or saved
+    return read_average(Path(config.out) / f"{stage}.pt", "student" if stage == "force" else "")
 
 
 def animator(config: Config, world: World, stage: str, block: int = BLOCK) -> Animator:

@@ -42,7 +42,7 @@ from partsong.zoo.shapes.scoring import score
 from partsong.zoo.shapes_experts.clusters import Clusters, find_clusters
 from partsong.zoo.shapes_experts.loading import changed_transformer, put_experts, save_changes, save_experts
 from partsong.zoo.shapes_experts.low_rank import LowRankChanges
-from partsong.zoo.stage import TrainingStage, adam, run_stages
+from partsong.zoo.stage import TrainingStage, adam, read_average, run_stages
 from partsong.zoo.training import World, mixed_precision
 
 STAGES: tuple[str, ...] = ("pool", "clusters", "experts", "monolith", "router", "export", "evaluate")
@@ -231,7 +231,7 @@ def train_router(config: Config, world: World) -> None:
 
 def averaged(config: Config, name: str) -> dict[str, Tensor]:
     """Reads the averaged weights of a stage."""
-    return torch.load(Path(config.out) / f"{name}.pt", map_location="cpu", weights_only=True)["average"]
+    return read_average(Path(config.out) / f"{name}.pt")
 
 
 def export(config: Config, world: World) -> None:

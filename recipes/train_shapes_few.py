@@ -53,7 +53,7 @@ from partsong.zoo.shapes.model import Generator, token_ids
 from partsong.zoo.shapes.pool import build_pool, draw_scenes, shipped_model
 from partsong.zoo.shapes.scenes import Thing
 from partsong.zoo.shapes.scoring import score
-from partsong.zoo.stage import TrainingStage, adam, run_stages
+from partsong.zoo.stage import TrainingStage, adam, read_average, run_stages
 from partsong.zoo.training import World
 
 STAGES: tuple[str, ...] = ("pool", "discrete", "continuous", "matching", "export", "evaluate")
@@ -270,8 +270,7 @@ def train(config: Config, world: World, name: str) -> None:
 
 def student_weights(config: Config, stage: str) -> dict[str, Tensor]:
     """Reads the student's averaged weights at the end of a stage."""
-    saved = torch.load(Path(config.out) / f"{stage}.pt", map_location="cpu", weights_only=True)["average"]
-    return {name.removeprefix("student."): tensor for name, tensor in saved.items() if name.startswith("student.")}
+    return read_average(Path(config.out) / f"{stage}.pt", "student")
 
 
 # --- stages 5 and 6 ---------------------------------------------------------------------------------------------------

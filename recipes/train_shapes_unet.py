@@ -55,7 +55,7 @@ from partsong.zoo.shapes_unet.model import (
     fold_statistics,
 )
 from partsong.zoo.shapes_unet.muon import KernelMuon
-from partsong.zoo.stage import TrainingStage, adam, run_stages
+from partsong.zoo.stage import TrainingStage, adam, read_average, run_stages
 from partsong.zoo.training import Optimizers, World, mixed_precision
 
 STAGES: tuple[str, ...] = ("autoencoder", "pool", "text", "unet", "export", "evaluate")
@@ -243,9 +243,7 @@ def unet_stage(config: Config, world: World) -> TrainingStage:
         model.text.clip.load_state_dict(pipeline.text_encoder.state_dict())
         model.unet.load_state_dict(pipeline.unet.state_dict())
     else:
-        saved = torch.load(Path(config.out) / "text.pt", map_location="cpu", weights_only=True)["average"]
-        prefix = "encoder."
-        model.text.load_state_dict({k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)})
+        model.text.load_state_dict(read_average(Path(config.out) / "text.pt", "encoder"))
     model = model.to(world.device)
     model.unet.set_attn_processor(attention_for(world))
     # Orthogonalised momentum for the matrices inside the blocks, Adam for the rest.
@@ -295,7 +293,7 @@ def export(config: Config, world: World) -> None:
         return
     out = Path(config.out)
     model = Painter(config.width, config.depth)
-    model.load_state_dict(torch.load(out / "unet.pt", map_location="cpu", weights_only=True)["average"])
+    model.load_state_dict(read_average(out / "unet.pt"))
     pipeline = StableDiffusionPipeline(
         vae=cast("Any", AutoencoderKL.from_pretrained(out / "vae")),
         text_encoder=model.text.clip,

@@ -41,7 +41,7 @@ from transformers import LlamaForCausalLM
 
 from partsong.errors import ArgumentError
 from partsong.zoo.folders import load_folder
-from partsong.zoo.stage import TrainingStage, inside_matrices, muon_and_adam, stages_of
+from partsong.zoo.stage import TrainingStage, inside_matrices, muon_and_adam, read_average, stages_of
 from partsong.zoo.sums.model import build_model, save_model
 from partsong.zoo.sums.sampling import draft_pool
 from partsong.zoo.sums.scoring import report
@@ -97,7 +97,7 @@ def load_average(config: Config, kind: str) -> LlamaForCausalLM:
     if not path.exists():
         raise ArgumentError(f"no {path}; run the stage {kind!r} first")
     model = new_model(config)
-    model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["average"])
+    model.load_state_dict(read_average(path))
     return model.eval()
 
 

@@ -62,7 +62,7 @@ from partsong.zoo.products.model import build_model, build_tokenizer, save_model
 from partsong.zoo.products.problems import Family, answer_of, check, examples
 from partsong.zoo.products.rollouts import Rollout, rewards_of, roll_out
 from partsong.zoo.products.training import AcceleratorWorld, as_json, draw_problems, solution_parts, speech_of, text_of
-from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam, stages_of
+from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam, read_average, stages_of
 from partsong.zoo.training import Optimizers, schedule
 
 STAGES: tuple[str, ...] = ("data", "sft", "grpo", "export", "evaluate")
@@ -138,7 +138,7 @@ class Work:
             path = self.out / f"{name}-{self.config.mode}.pt"
             if path.exists():
                 model = self.new_model()
-                model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["average"])
+                model.load_state_dict(read_average(path))
                 return model.eval()
         raise ArgumentError(f"no {self.out}/{stages[-1]}-{self.config.mode}.pt; run the stage {stages[-1]!r} first")
 

@@ -18,7 +18,7 @@ from partsong.zoo.shapes.scenes import generator
 from partsong.zoo.shapes_unet.muon import KernelMuon
 from partsong.zoo.training import Average, Optimizers, World, schedule
 
-__all__ = ["TrainingStage", "adam", "inside_matrices", "muon_and_adam", "run_stages", "stages_of"]
+__all__ = ["TrainingStage", "adam", "inside_matrices", "muon_and_adam", "read_average", "run_stages", "stages_of"]
 
 #: Makes one step's loss, and a note for the log, from that step's own random generator.
 Loss = Callable[[np.random.Generator], tuple[Tensor, str]]
@@ -80,6 +80,18 @@ def muon_and_adam(
 def inside_matrices(module: nn.Module, prefix: str = "model.layers.") -> list[nn.Parameter]:
     """Lists the matrices inside the layers of a module, for orthogonalised momentum."""
     return [p for n, p in module.named_parameters() if n.startswith(prefix) and p.ndim == 2]
+
+
+def read_average(path: Path, part: str = "") -> dict[str, Tensor]:
+    """Reads the averaged weights of a stage's checkpoint, on the CPU.
+
+    Args:
+        path: the checkpoint.
+        part: a module inside the one that was trained; only its weights are returned, by their own names.
+    """
+    weights = torch.load(path, map_location="cpu", weights_only=True)["average"]
+    prefix = f"{part}." if part else ""
+    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
 
 
 class TrainingStage:

@@ -70,6 +70,7 @@ def test_the_reference_is_renewed_at_each_third(
     teacher, loss_of, apart = zoo.load("lists-mdlm").model.state_dict(), recipe.Lessons.t3d, list[tuple[bool, bool]]()
 
     def watched(self: Any, *args: Any) -> Any:
+        loss = loss_of(self, *args)
         weights = self.reference.state_dict()
         apart.append(
             tuple(
@@ -77,7 +78,7 @@ def test_the_reference_is_renewed_at_each_third(
                 for other in (teacher, self.student.state_dict())
             )
         )
-        return loss_of(self, *args)
+        return loss
 
     monkeypatch.setattr(recipe.Lessons, "t3d", watched)
     recipe.run(config, World("cpu"))
@@ -144,7 +145,7 @@ def test_the_entropy_term_makes_students_more_certain(recipe: ModuleType, texts:
     for weight in (0.0, 2.0):
         config = tiny(recipe, put(texts, tmp_path), method="dparallel", batch=16, entropy=weight)
         student = recipe.teacher_model(config).requires_grad_(True)
-        lessons = recipe.Lessons(config, World("cpu"), {"student": student, "reference": student})
+        lessons = recipe.Lessons(config, World("cpu"), {"student": student})
         optimizer = torch.optim.Adam(student.parameters(), lr=3e-4)
         for step in range(10):
             optimizer.zero_grad()

@@ -56,7 +56,7 @@ def tiny(recipe: ModuleType, out: Path) -> Any:
     stages = ("vae", "decoder", "text", "motion", "causal", "distil", "halve", "force")
     lengths = {f"{stage}_steps": 2 for stage in stages} | {"save_minutes": 0.0}
     sizes = {"vae_batch": 1, "vae_channels": 8, "pool_size": 4, "text_batch": 4, "heads": 1, "depth": 1}
-    measured = {"captions": 2, "steps": 2, "motion_tokens": 16, "distil_tokens": 16}
+    measured = {"captions": 2, "steps": 3, "motion_tokens": 16, "distil_tokens": 16}
     return recipe.Config(out=str(out), device="cpu", **lengths, **sizes, **measured)
 
 
@@ -81,7 +81,7 @@ def test_the_folders_are_stock_and_sample(finished: Path, name: str) -> None:
     report = json.loads((finished / f"facts-{name}.json").read_text())
     assert report["captions"] == 2
     assert 0.0 <= report["facts_read"] <= 1.0
-    assert report["num_inference_steps"] == 2
+    assert report["num_inference_steps"] == (2 if name == "motion-causal" else 3)
     assert (finished / f"samples-{name}.png").is_file()
     folder = finished / "export" / name
     index = json.loads((folder / "model_index.json").read_text())

@@ -29,8 +29,8 @@ from partsong.zoo.shapes_unet.model import (
     fold_statistics,
 )
 from partsong.zoo.shapes_unet.muon import KernelMuon, orthogonalised
-from partsong.zoo.stage import TrainingStage, adam
-from partsong.zoo.training import World
+from partsong.zoo.stage import TrainingStage, adam, read_average
+from partsong.zoo.training import World, mixed_precision, multiplies_bfloat16
 from tests.recipe_module import loaded
 
 CAPTION = "a red circle left of a blue square"
@@ -83,6 +83,31 @@ def train_scaling(path: Path, stop_at: int | None = None) -> dict[str, Any]:
     with pytest.raises(KeyboardInterrupt) if stop_at is not None else contextlib.nullcontext():
         stage.run(loss_of)
     return torch.load(path, weights_only=True)
+
+
+def test_averages_are_read_whole_or_of_a_part(tmp_path: Path) -> None:
+    weights = {"0.weight": torch.ones(2), "10.weight": torch.zeros(2), "0.bias": torch.full((1,), 3.0)}
+    torch.save({"average": weights}, tmp_path / "stage.pt")
+    assert read_average(tmp_path / "stage.pt").keys() == weights.keys()
+    assert {name: float(each.sum()) for name, each in read_average(tmp_path / "stage.pt", "0").items()} == {
+        "weight": 2.0,
+        "bias": 3.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("device", "has", "mixes"), [("cpu", True, True), ("cpu", False, False), ("cuda", False, True)]
+)
+def test_products_are_mixed_where_the_device_has_them(
+    monkeypatch: pytest.MonkeyPatch, device: str, has: bool, mixes: bool
+) -> None:
+    capabilities = {"avx2": True, "avx512_bf16": False, "amx_bf16": has}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert multiplies_bfloat16(torch.device(device)) is mixes
+    if device == "cpu":
+        with mixed_precision(World("cpu")):
+            product = torch.ones(2, 2) @ torch.ones(2, 2)
+        assert product.dtype == (torch.bfloat16 if mixes else torch.float32)
 
 
 def test_a_stage_continues_bit_for_bit(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import AutoencoderKLWan
-from torch import Tensor
 
 from partsong.zoo.motion.clips import decode_clip, encode_clip
 from partsong.zoo.motion.drawing import paint
 from partsong.zoo.motion.grammar import training_scene
 from partsong.zoo.motion.training import draw_clips
 from partsong.zoo.motion.world import MovingScene, generator, layout
+from partsong.zoo.stage import read_average
 from partsong.zoo.training import World
 
 __all__ = ["DROPPED", "KEPT", "build_pool", "load_autoencoder", "pool_scene", "settle_statistics"]
@@ -44,14 +44,9 @@ def load_autoencoder(out: Path) -> Any:
     """Loads the autoencoder in `vae/`, with the decoder of `decoder.pt` if that was trained."""
     vae: Any = AutoencoderKLWan.from_pretrained(out / "vae")
     if (path := out / "decoder.pt").exists():
-        saved = torch.load(path, map_location="cpu", weights_only=True)["average"]
         for number, part in enumerate((vae.decoder, vae.post_quant_conv)):
-            part.load_state_dict(_below(saved, f"{number}."))
+            part.load_state_dict(read_average(path, str(number)))
     return vae
-
-
-def _below(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
 
 
 def pool_scene(seed: int, rank: int, index: int) -> tuple[MovingScene, np.random.Generator]:
