@@ -83,13 +83,12 @@ def main(config: Config) -> None:
 
 def _read(config: Config, model: TilesModel, name: str, rule: PictureRule) -> dict[str, Any]:
     result = score_tiles(model, rule, config.captions, seed=config.seed, batch=BATCH, guidance=config.guidance)
-    shares = [statistics.fmean(row.values()) for row in result.facts]
     alone = [_spent(model, rule, [text], config) for text in captions(config.timed, config.seed)]
     together = [_spent(model, rule, captions(BATCH, config.seed), config) / BATCH for _ in range(3)]
     return {
         "case": name,
         "facts_read": result.facts_read,
-        "standard_error": statistics.stdev(shares) / len(shares) ** 0.5,
+        "standard_error": result.standard_error,
         "all_right": result.all_right,
         "by_kind": {kind: round(share, 4) for kind, (share, _) in result.by_kind().items()},
         "forwards": rule.steps if isinstance(rule, LPD) else None,

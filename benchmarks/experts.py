@@ -7,7 +7,6 @@ a run it reads the experts that ship, and no monolith.
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,10 +84,8 @@ def _scored(config: Config, transformer: nn.Module | None, strategy: ExpertParal
 
 
 def _row(case: str, asked: int, result: FactScore) -> dict[str, Any]:
-    shares = [statistics.fmean(row.values()) for row in result.facts]
-    error = statistics.stdev(shares) / len(shares) ** 0.5
     kinds = {kind: round(share, 4) for kind, (share, _) in result.by_kind().items()}
-    facts = {"facts_read": result.facts_read, "standard_error": error, "all_right": result.all_right}
+    facts = {"facts_read": result.facts_read, "standard_error": result.standard_error, "all_right": result.all_right}
     return {"case": case, "experts_asked": asked, **facts, "by_kind": kinds}
 
 

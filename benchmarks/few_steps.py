@@ -1,7 +1,8 @@
-"""Measures a few-step model beside its teacher: ``python benchmarks/few_steps.py --out benchmarks/NAME``.
+"""Measures a few-step model beside its teacher: ``python benchmarks/few_steps.py --model FOLDER --out NAME``.
 
-Facts that are read from pictures of fresh captions, how far pictures of one caption are apart, calls of the
-transformer, and seconds per picture. The student samples by its own scheduler and by the consistency sampler.
+The folder is what `recipes/train_shapes_few.py` exports. Measured are facts that are read from pictures of fresh
+captions, how far pictures of one caption are apart, calls of the transformer, and seconds per picture. The student
+samples by its own scheduler and by the consistency sampler.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Config:
 
     out: Path
     """Result files without suffix."""
-    model: Path | None = None
-    """Folder of the student; that of the zoo's `shapes-few` if not given."""
+    model: Path
+    """Folder of the student."""
     captions: int = 200
     """How many fresh captions."""
     spread: int = 30
@@ -136,7 +137,7 @@ def cases(student: Any) -> list[Case]:
 def main(config: Config) -> None:
     """Samples and writes the files."""
     torch.set_num_threads(1)
-    student = DiffusionPipeline.from_pretrained(config.model or zoo.MODELS["shapes-few"].folder)
+    student = DiffusionPipeline.from_pretrained(config.model)
     listed = cases(student)
     rows = [{"case": case.name, "calls": case.calls, **_read(case, config), **_apart(case, config)} for case in listed]
     for row, seconds in zip(rows, _timed(listed, config), strict=True):
@@ -163,10 +164,9 @@ def _read(case: Case, config: Config) -> dict[str, Any]:
     latents = _batches(case, texts, [config.seed + number for number in range(len(texts))])
     images = np.concatenate([case.images(part) for part in latents.split(BATCH)])
     result = FactScore(captions=texts, facts=[facts(text, image) for text, image in zip(texts, images, strict=True)])
-    shares = [statistics.fmean(row.values()) for row in result.facts]
     return {
         "facts_read": result.facts_read,
-        "standard_error": statistics.stdev(shares) / len(shares) ** 0.5,
+        "standard_error": result.standard_error,
         "all_right": result.all_right,
         "by_kind": {kind: round(share, 4) for kind, (share, _) in result.by_kind().items()},
     }

@@ -15,8 +15,7 @@ The table of all of them: python benchmarks/distil_lists.py --students runs/dist
 `plain` is the control: the loss that the teacher was trained with, on the same texts for as many steps. Where a task
 has many answers the texts are drawn at temperature 1; with `--collapsed True` they are the likeliest, as in published
 recipes, and students forget all answers but one. Every step draws its texts and masks from (seed, step), so a stage
-that was stopped continues from its checkpoint with exactly the steps it would have made. All is in float32: on a core
-without products in bfloat16 mixed precision takes ten times as long.
+that was stopped continues from its checkpoint with exactly the steps it would have made. All is in float32.
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ class Lessons:
     def __init__(self, config: Config, world: World, players: Any) -> None:
         self.config, self.world = config, world
         self.student = players["student"]
-        self.reference = players["reference"] if config.method == "t3d" else None
+        self.reference: Any = players["reference"] if config.method == "t3d" else None
         self.texts = read_texts(config)
         self.teacher = teacher_model(config)
         self.samples: dict[str, Any] = {}

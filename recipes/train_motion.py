@@ -117,11 +117,6 @@ class Config:
     guidance: float = 2.0  # Guidance scale to evaluate with.
 
 
-def started(config: Config) -> Any:
-    """Loads the pipeline to begin with, in float32."""
-    return DiffusionPipeline.from_pretrained(config.start)
-
-
 def new_stage(config: Config, world: World, name: str, module: nn.Module, optimizers: Optimizers) -> TrainingStage:
     """Makes a stage with its limits and key from the configuration, resumed if it has a checkpoint."""
     return TrainingStage(
@@ -144,7 +139,8 @@ def train_vae(config: Config, world: World) -> None:
     if (Path(config.out) / "vae" / "config.json").exists():
         return
     if config.start:
-        started(config).vae.save_pretrained(Path(config.out) / "vae")
+        pipeline: Any = DiffusionPipeline.from_pretrained(config.start)
+        pipeline.vae.save_pretrained(Path(config.out) / "vae")
         return
     torch.manual_seed(config.seed)
     vae: Any = build_vae(config.vae_channels).to(world.device)
@@ -214,7 +210,7 @@ def motion_stage(config: Config, world: World) -> TrainingStage:
     torch.manual_seed(config.seed)
     model = Animator(config.heads, config.depth)
     if config.start:
-        pipeline = started(config)
+        pipeline: Any = DiffusionPipeline.from_pretrained(config.start)
         model.text.load_state_dict(pipeline.text_encoder.state_dict())
         model.transformer.load_state_dict(pipeline.transformer.state_dict())
     else:

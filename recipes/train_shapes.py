@@ -301,9 +301,7 @@ def evaluate(config: Config, world: World) -> None:
         "steps": config.steps,
         "guidance_scale": config.guidance,
         "max_sequence_length": config.nulls,
-        "facts_read": round(result.facts_read, 4),
-        "all_right": round(result.all_right, 4),
-        "by_kind": {kind: [round(share, 4), count] for kind, (share, count) in result.by_kind().items()},
+        **result.report(),
         "seconds": round(time.time() - started, 1),
     }
     (out / "facts.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -109,11 +109,6 @@ def new_stage(config: Config, world: World, name: str, module: nn.Module, optimi
     )
 
 
-def started(config: Config) -> Any:
-    """Loads the pipeline to begin with, in float32."""
-    return DiffusionPipeline.from_pretrained(config.start)
-
-
 def attention_for(world: World) -> Any:
     """Picks attention for training: at these lengths a CPU takes far longer for fused attention's backward pass."""
     return AttnProcessor() if world.device.type == "cpu" else AttnProcessor2_0()
@@ -133,7 +128,8 @@ def train_autoencoder(config: Config, world: World) -> None:
     if (Path(config.out) / "vae" / "config.json").exists():
         return
     if config.start:
-        started(config).vae.save_pretrained(Path(config.out) / "vae")
+        pipeline: Any = DiffusionPipeline.from_pretrained(config.start)
+        pipeline.vae.save_pretrained(Path(config.out) / "vae")
         return
     torch.manual_seed(config.seed)
     vae: Any = build_vae(config.autoencoder_channels, scaling_factor=1.0).to(
@@ -239,7 +235,7 @@ def unet_stage(config: Config, world: World) -> TrainingStage:
     torch.manual_seed(config.seed)
     model = Painter(config.width, config.depth)
     if config.start:
-        pipeline = started(config)
+        pipeline: Any = DiffusionPipeline.from_pretrained(config.start)
         model.text.clip.load_state_dict(pipeline.text_encoder.state_dict())
         model.unet.load_state_dict(pipeline.unet.state_dict())
     else:
@@ -320,9 +316,7 @@ def evaluate(config: Config, world: World) -> None:
     report = {
         "captions": config.captions,
         **knobs,
-        "facts_read": round(result.facts_read, 4),
-        "all_right": round(result.all_right, 4),
-        "by_kind": {kind: [round(share, 4), count] for kind, (share, count) in result.by_kind().items()},
+        **result.report(),
         "seconds": round(time.time() - started, 1),
     }
     (out / "facts.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -37,6 +37,20 @@ class FactScore:
         """Returns the fraction of captions all of whose facts hold."""
         return float(np.mean([all(row.values()) for row in self.facts]))
 
+    @property
+    def standard_error(self) -> float:
+        """Returns the standard error, over captions, of the fraction of a caption's facts that hold."""
+        shares = [float(np.mean([*row.values()])) for row in self.facts]
+        return float(np.std(shares, ddof=1) / len(shares) ** 0.5)
+
+    def report(self) -> dict[str, Any]:
+        """Returns the measures as a flat row, rounded: ``facts_read all_right by_kind``."""
+        return {
+            "facts_read": round(self.facts_read, 4),
+            "all_right": round(self.all_right, 4),
+            "by_kind": {kind: [round(share, 4), count] for kind, (share, count) in self.by_kind().items()},
+        }
+
     def by_kind(self) -> dict[str, tuple[float, int]]:
         """Returns for each kind of fact, such as `count` or `colour`, the fraction that holds and their number."""
         kinds: dict[str, list[bool]] = {}

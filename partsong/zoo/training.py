@@ -84,7 +84,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 def mixed_precision(world: World, enabled: bool = True) -> torch.autocast:
     """Computes products in bfloat16 while it is open, unless the device is a processor that has none.
 
-    Such a processor converts every number back and forth, which takes ten times as long as products in float32.
+    Such a processor converts every number back and forth, and a product takes tens of times as long as in float32.
     """
     return torch.autocast(world.device.type, torch.bfloat16, enabled=enabled and multiplies_bfloat16(world.device))
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from partsong.zoo import shapes
+from partsong.zoo.scoring import FactScore
 from partsong.zoo.shapes.drawing import paint
 from partsong.zoo.shapes.grammar import describe, held_out, write
 from partsong.zoo.shapes.scenes import PLACES, draw_things, generator
@@ -161,3 +162,14 @@ def test_importing_the_zoo_is_cheap() -> None:
     code = "import sys, partsong.zoo; print([m for m in ('torch', 'diffusers', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_scores_come_as_a_row_with_their_error() -> None:
+    held = [{"count": True, "colour:a": True}, {"count": False, "colour:a": True}, {"count": False, "colour:a": False}]
+    result = FactScore(captions=["", "", ""], facts=held)
+    assert result.report() == {
+        "facts_read": 0.5,
+        "all_right": 0.3333,
+        "by_kind": {"count": [0.3333, 3], "colour": [0.6667, 3]},
+    }
+    assert result.standard_error == pytest.approx(0.5 / 3**0.5)  # shares 1, 0.5 and 0 deviate by 0.5

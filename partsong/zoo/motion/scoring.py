@@ -48,13 +48,8 @@ class MotionScore(FactScore):
         sheet.resize((3 * sheet.width, 3 * sheet.height), Image.Resampling.NEAREST).save(path)
 
     def report(self) -> dict[str, Any]:
-        """Returns the measures as a flat row, rounded: ``facts_read all_right identity_kept by_kind``."""
-        return {
-            "facts_read": round(self.facts_read, 4),
-            "all_right": round(self.all_right, 4),
-            "identity_kept": round(self.identity_kept, 4),
-            "by_kind": {kind: [round(share, 4), count] for kind, (share, count) in self.by_kind().items()},
-        }
+        """Returns the measures as a flat row, rounded: ``facts_read all_right by_kind identity_kept``."""
+        return {**FactScore.report(self), "identity_kept": round(self.identity_kept, 4)}
 
 
 def score(
