@@ -23,6 +23,7 @@ from tests.serving.text_server import LONG, LoopThread, app_of, client_of, liste
 #: A reply as nobody would write it: its bytes must come through as they are.
 ODD = b'{ "id":"x","choices" :[ {"index":0,"message":{"role":"assistant","content":"caf\xc3\xa9 \\u00e9"},\n'
 ODD += b'"finish_reason":"stop"}],"object":"chat.completion","created":1,"model":"m:7b", "extra" : 1.50e0 }'
+PACKED = gzip.compress(ODD)  # Once: the header holds the second in which it was packed.
 PIECES = [
     b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\ndata: {"choi',
     b'ces":[]}\r\n\r\n',
@@ -54,7 +55,7 @@ class Recorder:
             case "odd":
                 return Response(ODD, media_type="application/json; charset=utf-8", headers={"x-request-id": "r1"})
             case "packed":
-                return Response(gzip.compress(ODD), media_type="application/json", headers={"content-encoding": "gzip"})
+                return Response(PACKED, media_type="application/json", headers={"content-encoding": "gzip"})
             case "stream":
                 return StreamingResponse(self.pieces(), media_type="text/event-stream")
             case "busy":
