@@ -41,7 +41,7 @@ import tyro
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from partsong.zoo.folders import save_pipeline
+from partsong.zoo.folders import begin_with, pipeline_to_begin_with, save_pipeline
 from partsong.zoo.motion.clips import encode_clip
 from partsong.zoo.motion.distillation import distillation_loss
 from partsong.zoo.motion.forcing import Forcing
@@ -139,8 +139,7 @@ def train_vae(config: Config, world: World) -> None:
     if (Path(config.out) / "vae" / "config.json").exists():
         return
     if config.start:
-        pipeline: Any = DiffusionPipeline.from_pretrained(config.start)
-        pipeline.vae.save_pretrained(Path(config.out) / "vae")
+        pipeline_to_begin_with(config.start, "vae").vae.save_pretrained(Path(config.out) / "vae")
         return
     torch.manual_seed(config.seed)
     vae: Any = build_vae(config.vae_channels).to(world.device)
@@ -205,15 +204,22 @@ def train_text(config: Config, world: World) -> None:
     new_stage(config, world, "text", module, [adam(list(module.parameters()), 2e-3)]).run(loss_of)
 
 
+def started_animator(config: Config) -> Animator:
+    """Makes the model with the weights of the pipeline to begin with."""
+    model = Animator(config.heads, config.depth)
+    pipeline = pipeline_to_begin_with(config.start, "vae", "text_encoder", "transformer")
+    begin_with(config.start, model.text, pipeline.text_encoder)
+    begin_with(config.start, model.transformer, pipeline.transformer)
+    return model
+
+
 def motion_stage(config: Config, world: World) -> TrainingStage:
     """Makes stage 5, fresh with the text encoder of stage 4 or from the pipeline to begin with, or resumed."""
     torch.manual_seed(config.seed)
-    model = Animator(config.heads, config.depth)
     if config.start:
-        pipeline: Any = DiffusionPipeline.from_pretrained(config.start)
-        model.text.load_state_dict(pipeline.text_encoder.state_dict())
-        model.transformer.load_state_dict(pipeline.transformer.state_dict())
+        model = started_animator(config)
     else:
+        model = Animator(config.heads, config.depth)
         model.text.load_state_dict(read_average(Path(config.out) / "text.pt", "encoder"))
     model = model.to(world.device)
     rates, inside = (config.muon_rate, config.adam_rate), inside_matrices(model.transformer, "blocks.")
@@ -373,6 +379,8 @@ def evaluate(config: Config, world: World) -> None:
 
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
+    if config.start:
+        started_animator(config)  # A wrong folder ends here, before any work.
     runners = (
         *(train_vae, train_decoder, encode_pool, train_text, train_motion),
         *(train_causal, train_distil, train_halve, train_force, export, evaluate),

@@ -6,7 +6,7 @@ The result is a stock Stable Diffusion folder that `DiffusionPipeline.from_pretr
 2. `pool`: draws scenes once and encodes them, so that the long stage never runs the encoder;
 3. `text`: the CLIP text encoder learns to tell a caption's facts, so that it binds attributes early;
 4. `unet`: the UNet and the text encoder learn velocities on the latents, with captions worded anew at every use, and
-   the UNet learns to tell where it is;
+   the UNet learns to tell where it is and what stands there;
 5. `export`: the averaged weights so far become the pipeline folder `export/`, also while stage 4 still runs;
 6. `evaluate`: samples fresh captions from `export/` and reads their facts back.
 
@@ -39,7 +39,7 @@ from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from PIL import Image
 from torch import Tensor, nn
 
-from partsong.zoo.folders import save_pipeline
+from partsong.zoo.folders import begin_with, pipeline_to_begin_with, save_pipeline
 from partsong.zoo.shapes.comprehension import build_heads, text_loss
 from partsong.zoo.shapes.drawing import paint
 from partsong.zoo.shapes.grammar import describe, parse
@@ -55,6 +55,7 @@ from partsong.zoo.shapes_unet.model import (
     fold_statistics,
 )
 from partsong.zoo.shapes_unet.muon import KernelMuon
+from partsong.zoo.shapes_unet.positions import draw_layout
 from partsong.zoo.stage import TrainingStage, adam, read_average, run_stages
 from partsong.zoo.training import Optimizers, World, mixed_precision
 
@@ -90,6 +91,7 @@ class Config:
     lean: float = 1.6  # How far the timesteps lean to noise at first; in the end not at all.
     wordings: int = 3  # How often a caption is worded anew until it says where something stands.
     positions: float = 0.03  # Weight of telling positions from features.
+    layout: float = 0.3  # Weight of telling what the clean picture has there.
     captions: int = 100  # Fresh captions to evaluate.
     steps: int = 28  # Denoising steps to evaluate with.
     guidance: float = 5.0  # Guidance scale to evaluate with.
@@ -128,8 +130,7 @@ def train_autoencoder(config: Config, world: World) -> None:
     if (Path(config.out) / "vae" / "config.json").exists():
         return
     if config.start:
-        pipeline: Any = DiffusionPipeline.from_pretrained(config.start)
-        pipeline.vae.save_pretrained(Path(config.out) / "vae")
+        pipeline_to_begin_with(config.start, "vae").vae.save_pretrained(Path(config.out) / "vae")
         return
     torch.manual_seed(config.seed)
     vae: Any = build_vae(config.autoencoder_channels, scaling_factor=1.0).to(
@@ -230,15 +231,22 @@ def train_text(config: Config, world: World) -> None:
 # --- stage 4: the UNet ------------------------------------------------------------------------------------------------
 
 
+def started_painter(config: Config) -> Painter:
+    """Makes the model with the weights of the pipeline to begin with."""
+    model = Painter(config.width, config.depth)
+    pipeline = pipeline_to_begin_with(config.start, "vae", "text_encoder", "unet")
+    begin_with(config.start, model.text.clip, pipeline.text_encoder)
+    begin_with(config.start, model.unet, pipeline.unet)
+    return model
+
+
 def unet_stage(config: Config, world: World) -> TrainingStage:
     """Makes stage 4, fresh with the text encoder of stage 3 or from the pipeline to begin with, or resumed."""
     torch.manual_seed(config.seed)
-    model = Painter(config.width, config.depth)
     if config.start:
-        pipeline: Any = DiffusionPipeline.from_pretrained(config.start)
-        model.text.clip.load_state_dict(pipeline.text_encoder.state_dict())
-        model.unet.load_state_dict(pipeline.unet.state_dict())
+        model = started_painter(config)
     else:
+        model = Painter(config.width, config.depth)
         model.text.load_state_dict(read_average(Path(config.out) / "text.pt", "encoder"))
     model = model.to(world.device)
     model.unet.set_attn_processor(attention_for(world))
@@ -260,6 +268,7 @@ def train_unet(config: Config, world: World) -> None:
     stage, scheduler = unet_stage(config, world), build_scheduler()
     latents = np.load(Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy")
     scenes, batch = pool_scenes(config, world), config.unet_batch // world.size
+    layouts = np.stack([draw_layout(things) for things in scenes]).astype(np.float16)
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
         picked = rng.integers(len(latents), size=batch)
@@ -273,8 +282,11 @@ def train_unet(config: Config, world: World) -> None:
         target = scheduler.get_velocity(clean, noise, cast("Any", timesteps)).to(world.device)
         with mixed_precision(world):
             velocity = stage.module(noisy.to(world.device), timesteps.to(world.device), ids.to(world.device))
-        placed = stage.module.positions.loss()
-        return (velocity.float() - target).square().mean() + config.positions * placed, f"positions {placed:.3f}"
+        layout = torch.from_numpy(layouts[picked]).float().to(world.device)
+        where, what = stage.module.positions.losses(layout)
+        error = (velocity.float() - target).square().mean()
+        loss = error + config.positions * where + config.layout * what
+        return loss, f"error {error:.4f} where {where:.3f} what {what:.3f}"
 
     stage.run(loss_of)
     world.say(f"unet done: {stage.step} steps of {config.unet_batch}, {stage.spent:.1f} minutes")
@@ -327,6 +339,8 @@ def evaluate(config: Config, world: World) -> None:
 
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
+    if config.start:
+        started_painter(config)  # A wrong folder ends here, before any work.
     runners = (train_autoencoder, build_pool, train_text, train_unet, export, evaluate)
     run_stages(config, world, dict(zip(STAGES, runners, strict=True)))
 

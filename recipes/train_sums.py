@@ -40,7 +40,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from partsong.errors import ArgumentError
-from partsong.zoo.folders import load_folder
+from partsong.zoo.folders import begin_with, load_folder
 from partsong.zoo.stage import TrainingStage, inside_matrices, muon_and_adam, read_average, stages_of
 from partsong.zoo.sums.model import build_model, save_model
 from partsong.zoo.sums.sampling import draft_pool
@@ -88,12 +88,18 @@ def new_model(config: Config) -> LlamaForCausalLM:
     return model
 
 
+def started_model(config: Config) -> LlamaForCausalLM:
+    """Makes the model with the weights of the folder to begin with."""
+    model = new_model(config)
+    begin_with(config.start, model, load_folder(Path(config.start)))
+    return model.eval()
+
+
 def load_average(config: Config, kind: str) -> LlamaForCausalLM:
     """Loads the averaged weights of a stage's checkpoint, or the model to begin with if it has none, on the CPU."""
     path = Path(config.out) / f"{kind}.pt"
     if config.start and not path.exists():
-        model = LlamaForCausalLM.from_pretrained(config.start, dtype=torch.float32, attn_implementation="eager")
-        return model.eval()
+        return started_model(config)
     if not path.exists():
         raise ArgumentError(f"no {path}; run the stage {kind!r} first")
     model = new_model(config)
@@ -166,6 +172,8 @@ def evaluate(config: Config) -> None:
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
     stages = stages_of(config.stages, STAGES)
+    if config.start:
+        started_model(config)  # A wrong folder ends here, before any work.
     Path(config.out).mkdir(parents=True, exist_ok=True)
     for stage in stages:
         match stage:

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from partsong.errors import ArgumentError
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-__all__ = ["load_folder", "save_folder", "save_pipeline"]
+__all__ = ["begin_with", "load_folder", "pipeline_to_begin_with", "save_folder", "save_pipeline"]
 
 
 def save_folder(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -49,6 +52,58 @@ def _settle(path: Path, *, names_dtype: bool) -> None:
 
 
 def load_folder(folder: Path, dtype: torch.dtype | None = None) -> LlamaForCausalLM:
-    """Loads the model of a folder, in evaluation mode on the CPU; float32 if `dtype` is None."""
+    """Loads the model of a folder, in evaluation mode on the CPU; float32 if `dtype` is None.
+
+    Raises:
+        ArgumentError: the folder holds no model.
+    """
+    if not (folder / "config.json").is_file():
+        raise ArgumentError(f"no model in {str(folder)!r}: it has no config.json; name a saved model's folder")
     model: Any = LlamaForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     return model.to(dtype=dtype or torch.float32).eval()
+
+
+def pipeline_to_begin_with(folder: str, *parts: str) -> Any:
+    """Loads a pipeline folder whose training goes on.
+
+    Args:
+        folder: a stock pipeline folder.
+        parts: names of components that it must have.
+
+    Raises:
+        ArgumentError: there is no pipeline, or it lacks a part.
+    """
+    from diffusers import DiffusionPipeline
+
+    index = Path(folder) / "model_index.json"
+    if not index.is_file():
+        raise ArgumentError(f"cannot begin with {folder!r}: it has no model_index.json; name a saved pipeline's folder")
+    if lacking := [part for part in parts if part not in json.loads(index.read_text())]:
+        raise ArgumentError(f"cannot begin with {folder!r}: the pipeline has no {lacking[0]}")
+    return DiffusionPipeline.from_pretrained(folder)
+
+
+def begin_with(folder: str, module: nn.Module, trained: nn.Module) -> None:
+    """Gives a module the weights that a folder's module has.
+
+    Args:
+        folder: where `trained` came from, for the error.
+        module: what gets the weights.
+        trained: what has them.
+
+    Raises:
+        ArgumentError: the two differ in a weight's name or shape; nothing has changed then.
+
+    >>> begin_with("runs/mine", nn.Linear(2, 2), nn.Linear(2, 3))
+    Traceback (most recent call last):
+    partsong.errors.ArgumentError: cannot begin with 'runs/mine': its weight is [3, 2], and this recipe's is [2, 2]; ...
+    """
+    wanted, offered = ({k: [*v.shape] for k, v in each.state_dict().items()} for each in (module, trained))
+    for name in (*wanted, *offered):
+        if wanted.get(name) != offered.get(name):
+            has, wants = offered.get(name, "missing"), wanted.get(name, "missing")
+            raise ArgumentError(
+                f"cannot begin with {folder!r}: its {name} is {has}, and this recipe's is {wants}; "
+                "give the recipe the sizes that the folder has"
+            )
+    module.load_state_dict(trained.state_dict())

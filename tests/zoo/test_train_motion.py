@@ -18,6 +18,7 @@ from diffusers.models.transformers.transformer_skyreels_v2 import SkyReelsV2Attn
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from torch import Tensor
 
+from partsong.errors import ArgumentError
 from partsong.samplers.pipeline.scheduler_checks import check_memoryless
 from partsong.zoo import motion
 from partsong.zoo.few_steps import build_few_step_scheduler
@@ -354,3 +355,19 @@ def test_a_pipeline_is_trained_on(recipe: ModuleType, finished: Path, tmp_path: 
     for name, weight in pipeline.transformer.state_dict().items():
         torch.testing.assert_close(stage.module.transformer.state_dict()[name], weight, rtol=0, atol=0)
     assert stage.step == 0 and (tmp_path / "pool-0-of-1.npy").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"start": "nothing"}, "cannot begin with 'nothing': it has no model_index.json"),
+        ({"heads": 2}, "cannot begin with .*: its .* is .*, and this recipe's is .*; give the recipe the sizes"),
+    ],
+)
+def test_a_wrong_pipeline_to_begin_with_is_refused_before_any_work(
+    recipe: ModuleType, finished: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    start = {"start": str(finished / "export" / "motion")}
+    with pytest.raises(ArgumentError, match=message):
+        recipe.run(dataclasses.replace(tiny(recipe, tmp_path / "new"), **start | changes), World("cpu"))
+    assert not (tmp_path / "new").exists()

@@ -18,9 +18,11 @@ import torch
 from diffusers import DiffusionPipeline, StableDiffusionPipeline
 from torch import Tensor, nn
 
+from partsong.errors import ArgumentError
 from partsong.zoo import shapes
+from partsong.zoo.shapes.drawing import paint
 from partsong.zoo.shapes.model import build_vae, token_ids
-from partsong.zoo.shapes.scenes import draw_things, generator
+from partsong.zoo.shapes.scenes import COLOURS, GROUND, draw_things, generator
 from partsong.zoo.shapes_unet.model import (
     Painter,
     build_scheduler,
@@ -29,6 +31,7 @@ from partsong.zoo.shapes_unet.model import (
     fold_statistics,
 )
 from partsong.zoo.shapes_unet.muon import KernelMuon, orthogonalised
+from partsong.zoo.shapes_unet.positions import KINDS, draw_layout
 from partsong.zoo.stage import TrainingStage, adam, read_average
 from partsong.zoo.training import World, mixed_precision, multiplies_bfloat16
 from tests.recipe_module import loaded
@@ -259,6 +262,23 @@ def test_a_pipeline_is_trained_on(recipe: ModuleType, finished: Path, tmp_path: 
     torch.testing.assert_close(began, pipeline.unet.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"start": "nothing"}, "cannot begin with 'nothing': it has no model_index.json"),
+        ({"width": 64}, r"cannot begin with .*: its conv_in.weight is \[32, 4, 3, 3\], and this recipe's is \[64, "),
+        ({"depth": 2}, "transformer_blocks.1.* is missing, and this recipe's is .*; give the recipe the sizes"),
+    ],
+)
+def test_a_wrong_pipeline_to_begin_with_is_refused_before_any_work(
+    recipe: ModuleType, finished: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    config = dataclasses.replace(tiny(recipe, tmp_path / "new"), **{"start": str(finished / "export")} | changes)
+    with pytest.raises(ArgumentError, match=message):
+        recipe.run(config, World("cpu"))
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_unet_learns_to_tell_where_it_is() -> None:
     """At first read-outs guess at chance; a few steps on them and on the UNet, of noise alone, tell most places."""
     torch.manual_seed(0)
@@ -267,13 +287,42 @@ def test_a_unet_learns_to_tell_where_it_is() -> None:
     losses = list[float]()
     for _ in range(40):
         model.unet(torch.randn(4, 4, 16, 16), 500, encoder_hidden_states=torch.randn(4, 20, 192))
-        loss = model.positions.loss()
+        loss, _ = model.positions.losses(torch.full((4, KINDS, 8, 8), 1 / KINDS))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[0] == pytest.approx(math.log(8), abs=0.3)
     assert losses[-1] < 0.6 * losses[0]
+
+
+def test_a_layout_is_what_a_picture_shows() -> None:
+    """The shares of colours at 8 x 8 places, against the mean of the painted pixels over every place's 8 x 8 pixels."""
+    palette = np.array([GROUND, *COLOURS.values()], np.float64)
+    for index in range(20):
+        things = draw_things(generator(8, index))
+        layout = draw_layout(things)
+        np.testing.assert_allclose(layout.sum(axis=0), 1, atol=1e-6)
+        mean = paint(things).reshape(8, 8, 8, 8, 3).mean(axis=(1, 3))
+        # Coverage of a place is told from the distance to its middle, which is rough for corners.
+        assert np.abs(np.einsum("kyx,kc->yxc", layout, palette) - mean).mean() < 0.02 * 255
+
+
+def test_a_unet_learns_to_tell_what_stands_where() -> None:
+    """From text features that are the layout itself, one place each, the read-outs come below the layouts' entropy."""
+    torch.manual_seed(0)
+    model = Painter(width=32, depth=1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    layouts = torch.from_numpy(np.stack([draw_layout(draw_things(generator(9, index))) for index in range(4)]))
+    chance = -(layouts.mean(dim=0) * layouts.mean(dim=0).clamp_min(1e-9).log()).sum(dim=0).mean()
+    latents = torch.randn(4, 4, 16, 16)
+    for _ in range(60):
+        model.unet(latents, 500, encoder_hidden_states=torch.randn(4, 20, 192))
+        _, loss = model.positions.losses(layouts)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert float(loss.detach()) < float(chance)
 
 
 def test_a_caption_is_worded_anew_until_it_says_where(recipe: ModuleType) -> None:

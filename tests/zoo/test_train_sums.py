@@ -317,3 +317,19 @@ def test_a_folder_stands_for_stages_that_were_not_run(recipe: ModuleType, finish
     after = AutoModelForCausalLM.from_pretrained(tmp_path / "export" / "sums").state_dict()
     moved = max(float((after[name] - before[name]).abs().max()) for name in before)
     assert 0 < moved < 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"start": "nothing"}, "no model in 'nothing': it has no config.json"),
+        ({"heads": 2}, "cannot begin with .*: its .* is .*, and this recipe's is .*; give the recipe the sizes"),
+    ],
+)
+def test_a_wrong_folder_to_begin_with_is_refused_before_any_work(
+    recipe: ModuleType, finished: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    start = {"start": str(finished / "export" / "sums")}
+    with pytest.raises(ArgumentError, match=message):
+        recipe.run(tiny(recipe, tmp_path / "new", stages="polish", **start | changes), World("cpu"))
+    assert not (tmp_path / "new").exists()
