@@ -84,6 +84,7 @@ class Config:
     matching_steps: int = 400  # Steps of stage 4.
     matching_rate: float = 1e-4  # The student's peak learning rate in stage 4.
     fake_rate: float = 4e-4  # That of the model of its samples.
+    consistency: float = 1.0  # Share of the steps of stage 4 that hold the student to consistency as well.
     captions: int = 200  # Fresh captions of stage 6.
 
 
@@ -202,7 +203,6 @@ class Lessons:
 
     def matching(self, step: int, rng: np.random.Generator) -> Tensor:
         """Returns the loss of stage 4: continuous consistency, matching, and what the model of samples learns."""
-        loss = self.continuous(step, rng, warm_steps=0)
         example = self.draw(rng)
         sample = self.own_sample(example, num_steps=step % 4 + 1)
         grid = self.grids[-1]
@@ -213,7 +213,8 @@ class Lessons:
         with torch.no_grad():
             velocities = (self.taught(example)(points, time), learned.detach())
             estimates = [clean_estimate(points, time, velocity) for velocity in velocities]
-        return loss + matching_loss(sample, *estimates) + fake_loss(learned, sample.detach(), noise, time)
+        loss = matching_loss(sample, *estimates) + fake_loss(learned, sample.detach(), noise, time)
+        return loss + self.continuous(step, rng, warm_steps=0) if rng.random() < self.config.consistency else loss
 
     def own_sample(self, example: Example, num_steps: int) -> Tensor:
         """Draws with the student at random falling times; only the last of its steps has a gradient."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from torch import Tensor
 
 from partsong.errors import ArgumentError
 from partsong.zoo.training import World
@@ -93,3 +94,20 @@ def test_a_stage_that_was_stopped_continues(
 def test_unknown_stages_are_refused(recipe: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="no stage 'distil'"):
         recipe.run(tiny(recipe, tmp_path, stages="pool,distil"), World("cpu"))
+
+
+def test_a_step_that_matches_holds_to_consistency_as_often_as_asked(recipe: ModuleType, finished: Path) -> None:
+    """Of the same draws, a step with consistency has the loss of one without and the consistency's beside it."""
+    totals, parts = list[Tensor](), list[Tensor]()
+    for share in (0.0, 1.0):
+        lessons = recipe.Lessons(tiny(recipe, finished, consistency=share), World("cpu"))
+        continuous = lessons.continuous
+
+        def watched(*args: Any, loss_of: Any = continuous, **knobs: Any) -> Tensor:
+            parts.append(loss_of(*args, **knobs))
+            return parts[-1]
+
+        lessons.continuous = watched
+        totals.append(lessons.matching(0, np.random.default_rng(3)).detach())
+    assert len(parts) == 1
+    torch.testing.assert_close(totals[1], totals[0] + parts[0].detach())
