@@ -21,8 +21,6 @@ Cases = list[tuple[Strategy, ...]]
 DISPLACED: Cases = [
     *((DisplacedPatch(warmup_steps=steps),) for steps in (2, 4)),
     (DisplacedPatch(warmup_steps=2, order=0),),
-    *((PartialPatch(warmup_steps=2, portion=portion),) for portion in (0.1, 0.3, 0.5)),
-    (PartialPatch(warmup_steps=2, portion="auto"),),
 ]
 PORTIONS: Cases = [
     (DisplacedPatch(),),
@@ -39,7 +37,7 @@ METHODS: dict[str, Cases] = {
         *((PatchPipeline(warmup_steps=n),) for n in (1, 2)),
         *((Ulysses(), StepCache(threshold=threshold)) for threshold in (0.04, 0.08, 0.16)),
     ],
-    "shapes-unet": [(SyncPatch(),), *DISPLACED, *((DisplacedPatch(warmup_steps=n, norms="forecast"),) for n in (4, 2))],
+    "shapes-unet": [(SyncPatch(),), *DISPLACED, *((DisplacedPatch(warmup_steps=n, norms="forecast"),) for n in (2, 4))],
 }
 SUITES: dict[str, dict[str, Cases]] = {
     "methods": METHODS,

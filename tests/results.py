@@ -13,7 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from tests.documents import ROOT
-from tests.results_figures import FILES, figures
+from tests.results_figures import FILES, drift_rows, figures
 from tests.results_files import Row, filed, timed
 from tests.svg import Series, plot
 
@@ -64,8 +64,7 @@ def _link(name: str) -> str:
 
 def pictures() -> str:
     """Returns what the zoo's models paint under each strategy, against the serial picture."""
-    # PartialPatch was another method then; docs/results.md has its later figures from a file of their own.
-    rows = [row for row in filed(FILES["drift"])["rows"] if not row["case"].startswith("PartialPatch")]
+    rows = drift_rows()
     lines = []
     for model, case, ranks in dict.fromkeys((row["model"], row["case"], row["nproc"]) for row in rows):
         row = next(r for r in rows if (r["model"], r["case"], r["nproc"]) == (model, case, ranks))
@@ -77,7 +76,7 @@ def pictures() -> str:
 
 def _short(case: str) -> str:
     """Returns a strategy's text without the knobs that say nothing."""
-    case = re.sub(r"\b(degree|num_patches|layers)=None(, )?", "", case).replace(", )", ")")
+    case = re.sub(r"\b(degree|num_patches|layers)=None(, )?", "", case).replace(", wire='none'", "").replace(", )", ")")
     return case if "(" not in case else f"`{case}`"
 
 

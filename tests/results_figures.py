@@ -20,6 +20,7 @@ FILES = {
     "unet_large": "2026-11-24-unet-cpu-9216",
     "unet_slow": "2026-11-25-unet-cpu-slow-links",
     "drift": "2026-11-22-zoo-drift",
+    "unet_drift": "2026-11-26-unet-drift",
     "wires": "2026-11-24-wires",
     "lagged": "2026-11-24-lagged-layers",
     "partial": "2026-11-24-partial-patch",
@@ -102,7 +103,7 @@ def _pictures() -> dict[str, Any]:
     all_of_it = row(FILES["wires"], model="shapes", case=displaced.format("none"))
     part = row(FILES["partial"], model="shapes", nproc=2, case=partial)
     whole = row(FILES["partial"], model="shapes", nproc=2, case=displaced.format("none"))
-    (captions,) = {each["num_captions"] for each in filed(FILES["drift"])["rows"]}
+    (captions,) = {each["num_captions"] for each in drift_rows()}
     return {
         "drift_captions": str(captions),
         "picture_steps": str(ZOO["shapes"].defaults["num_inference_steps"]),
@@ -112,6 +113,15 @@ def _pictures() -> dict[str, Any]:
         "partial": _read(part),
         "partial_bytes": f"{100 * part['bytes_sent'] / whole['bytes_sent']:.0f}",
     }
+
+
+def drift_rows() -> list[Row]:
+    """Returns the rows of the two files with the zoo's pictures, each for one model."""
+    # PartialPatch was another method then; its later figures have a file of their own. So have those of the UNet, which
+    # was trained on.
+    rows = [row for row in filed(FILES["drift"])["rows"] if row["model"] == "shapes"]
+    rows = [row for row in rows if not row["case"].startswith("PartialPatch")]
+    return [*rows, *filed(FILES["unet_drift"])["rows"]]
 
 
 def _read(picture: Row) -> dict[str, str]:
