@@ -87,8 +87,8 @@ _ROWS = (
         name="shapes-unet",
         kind="image",
         description=(
-            "The same scenes through a Stable Diffusion pipeline with a UNet of 5.8 M parameters; it sometimes draws an "
-            "object twice."
+            "The same scenes through a Stable Diffusion pipeline with a UNet of 5.8 M parameters; it sometimes draws "
+            "an object twice."
         ),
         defaults=MappingProxyType(_SCENES),
         task=shapes,
