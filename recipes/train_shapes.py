@@ -34,7 +34,6 @@ import torch.distributed as dist
 import tyro
 from diffusers import AutoencoderKL, DiffusionPipeline, FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from diffusers.models.attention_processor import JointAttnProcessor2_0
-from PIL import Image
 from torch import Tensor, nn
 
 from partsong.zoo.folders import save_pipeline
@@ -306,8 +305,7 @@ def evaluate(config: Config, world: World) -> None:
     }
     (out / "facts.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report))
-    grid = Image.fromarray(np.rint(result.grid() * 255).astype(np.uint8))
-    grid.resize((2 * grid.width, 2 * grid.height), Image.Resampling.NEAREST).save(out / "samples.png")
+    result.save_grid(out / "samples.png")
 
 
 def main() -> None:

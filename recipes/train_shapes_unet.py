@@ -36,7 +36,6 @@ import torch
 import tyro
 from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusionPipeline
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
-from PIL import Image
 from torch import Tensor, nn
 
 from partsong.zoo.folders import begin_with, pipeline_to_begin_with, save_pipeline
@@ -333,8 +332,7 @@ def evaluate(config: Config, world: World) -> None:
     }
     (out / "facts.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report))
-    grid = Image.fromarray(np.rint(result.grid() * 255).astype(np.uint8))
-    grid.resize((2 * grid.width, 2 * grid.height), Image.Resampling.NEAREST).save(out / "samples.png")
+    result.save_grid(out / "samples.png")
 
 
 def run(config: Config, world: World) -> None:

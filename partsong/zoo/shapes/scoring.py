@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,13 @@ class ShapesScore(FactScore):
         shown = np.concatenate([shown, np.ones((missing, *shown.shape[1:]), shown.dtype)])
         lines = shown.reshape(-1, columns, *shown.shape[1:])
         return np.concatenate([np.concatenate(list(line), axis=1) for line in lines])
+
+    def save_grid(self, path: Path) -> None:
+        """Writes `grid`, twice as large, to a file."""
+        from PIL import Image
+
+        grid = Image.fromarray(np.rint(self.grid() * 255).astype(np.uint8))
+        grid.resize((2 * grid.width, 2 * grid.height), Image.Resampling.NEAREST).save(path)
 
 
 def score(
