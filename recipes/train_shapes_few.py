@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from partsong import zoo
+from partsong.knobs import Share
 from partsong.zoo.consistency import (
     LAST_TIME,
     Velocity,
@@ -84,7 +85,7 @@ class Config:
     matching_steps: int = 400  # Steps of stage 4.
     matching_rate: float = 1e-4  # The student's peak learning rate in stage 4.
     fake_rate: float = 4e-4  # That of the model of its samples.
-    consistency: float = 1.0  # Share of the steps of stage 4 that hold the student to consistency as well.
+    consistency: Share = 1.0  # Share of the steps of stage 4 that hold the student to consistency as well.
     captions: int = 200  # Fresh captions of stage 6.
 
 
@@ -214,7 +215,9 @@ class Lessons:
             velocities = (self.taught(example)(points, time), learned.detach())
             estimates = [clean_estimate(points, time, velocity) for velocity in velocities]
         loss = matching_loss(sample, *estimates) + fake_loss(learned, sample.detach(), noise, time)
-        return loss + self.continuous(step, rng, warm_steps=0) if rng.random() < self.config.consistency else loss
+        if rng.random() < self.config.consistency:
+            loss = loss + self.continuous(step, rng, warm_steps=0)
+        return loss
 
     def own_sample(self, example: Example, num_steps: int) -> Tensor:
         """Draws with the student at random falling times; only the last of its steps has a gradient."""

@@ -91,9 +91,11 @@ def test_a_stage_that_was_stopped_continues(
         torch.testing.assert_close(tensor, whole[name], rtol=0, atol=0)
 
 
-def test_unknown_stages_are_refused(recipe: ModuleType, tmp_path: Path) -> None:
+def test_unknown_stages_and_shares_above_one_are_refused(recipe: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="no stage 'distil'"):
         recipe.run(tiny(recipe, tmp_path, stages="pool,distil"), World("cpu"))
+    with pytest.raises(ArgumentError, match="consistency"):
+        recipe.run(tiny(recipe, tmp_path, consistency=1.5), World("cpu"))
 
 
 def test_a_step_that_matches_holds_to_consistency_as_often_as_asked(recipe: ModuleType, finished: Path) -> None:
