@@ -8,6 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import pytest
+
+from partsong.errors import ArgumentError
+from partsong.zoo.training import World
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 
@@ -24,3 +30,10 @@ def loaded(name: str) -> Iterator[ModuleType]:
         yield module
     finally:
         del sys.modules[name]
+
+
+def assert_refused_before_any_work(recipe: ModuleType, config: Any, message: str) -> None:
+    """A run ends in an error that says `message`, and its folder was not even made."""
+    with pytest.raises(ArgumentError, match=message):
+        recipe.run(config, World("cpu"))
+    assert not Path(config.out).exists()

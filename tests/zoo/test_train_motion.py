@@ -18,7 +18,6 @@ from diffusers.models.transformers.transformer_skyreels_v2 import SkyReelsV2Attn
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from torch import Tensor
 
-from partsong.errors import ArgumentError
 from partsong.samplers.pipeline.scheduler_checks import check_memoryless
 from partsong.zoo import motion
 from partsong.zoo.few_steps import build_few_step_scheduler
@@ -41,7 +40,7 @@ from partsong.zoo.motion.model import (
 from partsong.zoo.motion.training import Animator, ClipPool, count_nulls, draw_clips, window_length
 from partsong.zoo.motion.world import generator
 from partsong.zoo.training import World
-from tests.recipe_module import loaded
+from tests.recipe_module import assert_refused_before_any_work, loaded
 
 CAPTIONS = ["a red circle moves right", "a big blue square bounces up and down slowly, a red circle moves left"]
 
@@ -368,6 +367,6 @@ def test_a_wrong_pipeline_to_begin_with_is_refused_before_any_work(
     recipe: ModuleType, finished: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     start = {"start": str(finished / "export" / "motion")}
-    with pytest.raises(ArgumentError, match=message):
-        recipe.run(dataclasses.replace(tiny(recipe, tmp_path / "new"), **start | changes), World("cpu"))
-    assert not (tmp_path / "new").exists()
+    assert_refused_before_any_work(
+        recipe, dataclasses.replace(tiny(recipe, tmp_path / "new"), **start | changes), message
+    )

@@ -38,7 +38,7 @@ from partsong.zoo.sums.training import (
     row_ids,
 )
 from partsong.zoo.training import World
-from tests.recipe_module import loaded
+from tests.recipe_module import assert_refused_before_any_work, loaded
 
 POOL = [
     Attempts("3+4+5=?", "3+4=7, 7+5=12. answer: 12", ("4+5=9, 3+9=12. answer: 12", "3+4=8, 8+5=13. answer: 13")),
@@ -330,6 +330,4 @@ def test_a_wrong_folder_to_begin_with_is_refused_before_any_work(
     recipe: ModuleType, finished: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     start = {"start": str(finished / "export" / "sums")}
-    with pytest.raises(ArgumentError, match=message):
-        recipe.run(tiny(recipe, tmp_path / "new", stages="polish", **start | changes), World("cpu"))
-    assert not (tmp_path / "new").exists()
+    assert_refused_before_any_work(recipe, tiny(recipe, tmp_path / "new", stages="polish", **start | changes), message)
