@@ -75,10 +75,10 @@ class TextEncoders(nn.Module):
         return tokens, torch.cat([one.text_embeds, two.text_embeds], dim=-1)
 
 
-def clip_config(width: int, layers: int, heads: int) -> CLIPTextConfig:
-    """Configures a text encoder over the grammar's words whose pooled features are as wide as its tokens."""
+def clip_config(width: int, layers: int, heads: int, tokens: int = len(SPECIAL) + len(WORDS)) -> CLIPTextConfig:
+    """Configures a text encoder (of the grammar's words by default) with pooled features as wide as its tokens."""
     return CLIPTextConfig(
-        vocab_size=len(SPECIAL) + len(WORDS),
+        vocab_size=tokens,
         hidden_size=width,
         intermediate_size=4 * width,
         projection_dim=width,

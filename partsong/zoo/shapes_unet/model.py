@@ -123,7 +123,9 @@ class TextEncoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clip = CLIPTextModel(clip_config(width=TEXT_WIDTH, layers=2, heads=TEXT_WIDTH // _HEAD_WIDTH))
+        # Pieces of words are tokens too: a caption of other words has them, and is to be drawn like any other.
+        config = clip_config(TEXT_WIDTH, layers=2, heads=TEXT_WIDTH // _HEAD_WIDTH, tokens=len(build_tokenizer()))
+        self.clip = CLIPTextModel(config)
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Computes token features `[batch, 20, 192]`, and the end token's `[batch, 192]`, which only training reads."""
