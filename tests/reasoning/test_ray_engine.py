@@ -174,8 +174,6 @@ def test_engines_that_find_no_room_or_no_model_are_refused(ray: Any) -> None:
     # Engines that can never fit: on a busy machine, those that fit may not be there in time either.
     with pytest.raises(EngineError, match=r"2 of 2 engines were not there after start_seconds=1; .* of 2 CPUs"):
         RayEngine(factory=Own, num_engines=2, num_cpus=3, start_seconds=1)
-    with pytest.raises(EngineError, match=r"[123] of 3 engines were not there after start_seconds=4; .* of 2 CPUs"):
-        RayEngine(factory=Own, num_engines=3, start_seconds=4)
     with pytest.raises(ArgumentError, match="connected to a Ray cluster already"):
         RayEngine(factory=Own, address="127.0.0.1:1")
 
