@@ -46,20 +46,20 @@ from partsong.zoo.motion.clips import encode_clip
 from partsong.zoo.motion.distillation import distillation_loss
 from partsong.zoo.motion.forcing import Forcing
 from partsong.zoo.motion.grammar import describe, training_scene
-from partsong.zoo.motion.model import BLOCK, TEXT_LENGTH, build_pipeline, build_vae, decoder_loss, draw_sigmas, vae_loss
-from partsong.zoo.motion.pool import KEPT, build_pool, load_autoencoder, pool_scene, settle_statistics
+from partsong.zoo.motion.model import BLOCK, TEXT_LENGTH, build_pipeline, build_vae, decoder_loss, vae_loss
+from partsong.zoo.motion.pool import DROPPED, KEPT, build_pool, load_autoencoder, pool_scene, settle_statistics
 from partsong.zoo.motion.scoring import score
 from partsong.zoo.motion.training import (
     Animator,
     ClipPool,
     Comprehension,
-    blend,
     draw_clips,
     draw_lookback,
     draw_noise,
-    draw_nulls,
+    flow_loss,
     window_length,
 )
+from partsong.zoo.motion.world import Mover, MovingScene
 from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam, read_average, run_stages
 from partsong.zoo.training import Optimizers, World, mixed_precision
 
@@ -89,6 +89,7 @@ class Config:
     decoder_steps: int = 1000  # Most steps of stage `decoder`.
     decoder_minutes: float = 600.0  # Most minutes of stage `decoder`.
     pool_size: int = 6000  # Encoded examples of all ranks together.
+    pairs: float = 0.25  # Share of the examples that have two objects.
     text_steps: int = 500  # Most steps of stage `text`.
     text_minutes: float = 600.0  # Most minutes of stage `text`.
     text_batch: int = 64  # Captions per step and rank.
@@ -99,6 +100,7 @@ class Config:
     depth: int = 6  # Layers.
     muon_rate: float = 3e-3  # Peak learning rate of orthogonalised momentum.
     adam_rate: float = 1.2e-3  # Peak learning rate of Adam.
+    layout: float = 0.3  # Weight of telling what the clean clip has where, in stages `motion` and `causal`.
     caption_dropout: float = 0.1  # Share of empty captions, for guidance.
     causal_steps: int = 1000  # Most steps of stage `causal`.
     causal_minutes: float = 600.0  # Most minutes of stage `causal`.
@@ -179,12 +181,18 @@ def train_decoder(config: Config, world: World) -> None:
     stage.run(loss_of)
 
 
+def pool_scenes(config: Config, world: World) -> list[tuple[MovingScene, list[Mover]]]:
+    """Draws this rank's clips."""
+    num = config.pool_size // world.size
+    return [pool_scene(config.seed, world.rank, index, config.pairs) for index in range(num)]
+
+
 def encode_pool(config: Config, world: World) -> None:
     """Runs stage 3: encodes this rank's clips into `pool-RANK-of-SIZE.npy`."""
     path = Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"
     if not path.exists():
         vae = load_autoencoder(Path(config.out)).to(world.device)
-        build_pool(path, vae, config.pool_size // world.size, config.seed, world)
+        build_pool(path, vae, [movers for _, movers in pool_scenes(config, world)], world)
 
 
 # --- stages 4 and 5: text, and the transformer that sees all frames ---------------------------------------------------
@@ -229,9 +237,7 @@ def motion_stage(config: Config, world: World) -> TrainingStage:
 def load_pool(config: Config, world: World) -> ClipPool:
     """Loads this rank's clips."""
     latents = torch.from_numpy(np.load(Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"))
-    return ClipPool(
-        latents, [pool_scene(config.seed, world.rank, index)[0] for index in range(len(latents))], world.device
-    )
+    return ClipPool(latents, pool_scenes(config, world), DROPPED, world.device)
 
 
 def train_motion(config: Config, world: World) -> None:
@@ -241,12 +247,10 @@ def train_motion(config: Config, world: World) -> None:
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
         length = window_length(1.0 if config.start else stage.progress, rng)
         num = max(1, config.motion_tokens // length // world.size)
-        clean, ids = pool.draw(rng, num, length, config.caption_dropout)
-        sigma = draw_sigmas(num, rng).to(world.device)
-        noise = draw_noise(clean, rng)
+        windows = pool.draw(rng, num, length, config.caption_dropout)
         with mixed_precision(world):
-            velocity = stage.module(blend(clean, noise, sigma), sigma, ids, draw_nulls(ids, rng))
-        return (velocity.float() - (noise - clean)).square().mean(), f"of {length} latents"
+            loss, note = flow_loss(stage.module, windows, rng, config.layout)
+        return loss, f"{note} of {length} latents"
 
     stage.run(loss_of)
     world.say(f"motion done: {stage.step} steps, {stage.spent:.1f} minutes")
@@ -278,12 +282,9 @@ def train_causal(config: Config, world: World) -> None:
     num = max(1, config.motion_tokens // KEPT // world.size)
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
-        clean, ids = pool.draw(rng, num, KEPT, config.caption_dropout)
-        sigma, noise = draw_sigmas(num, rng).to(world.device), draw_noise(clean, rng)
+        windows = pool.draw(rng, num, KEPT, config.caption_dropout)
         with mixed_precision(world):
-            noisy, nulls = blend(clean, noise, sigma), draw_nulls(ids, rng)
-            velocity = stage.module(noisy, sigma, ids, nulls, draw_lookback(rng))
-        return (velocity.float() - (noise - clean)).square().mean(), ""
+            return flow_loss(stage.module, windows, rng, config.layout, draw_lookback(rng))
 
     stage.run(loss_of)
 
@@ -299,7 +300,7 @@ def straighten(config: Config, world: World, name: str, start: str, **knobs: Any
     num = max(1, config.distil_tokens // KEPT // world.size)
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
-        clean, ids = pool.draw(rng, num, KEPT, 0.0)
+        clean, ids, _ = pool.draw(rng, num, KEPT, 0.0)
         steps = {"lookback": draw_lookback(rng), "num_steps": FEW_STEPS[name]}
         with mixed_precision(world):
             return distillation_loss(model, teacher, clean, ids, rng, **steps, **knobs), ""
@@ -330,7 +331,7 @@ def train_force(config: Config, world: World) -> None:
     forcing = Forcing(teacher=teacher, guidance=config.force_guidance, num_steps=FEW_STEPS["force"])
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
-        clean, ids = pool.draw(rng, num, KEPT, 0.0)
+        clean, ids, _ = pool.draw(rng, num, KEPT, 0.0)
         with mixed_precision(world):
             losses = forcing.losses(student, fake, ids, draw_noise(clean, rng), rng, lookback=draw_lookback(rng))
         return losses[0] + losses[1], f"fake {losses[1]:.4f}"

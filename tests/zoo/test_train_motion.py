@@ -25,6 +25,7 @@ from partsong.zoo.motion.attention import lookback_mask
 from partsong.zoo.motion.clips import decode_clip, encode_clip
 from partsong.zoo.motion.distillation import distillation_loss, few_step_sigmas, guided_walk, own_walk, step_odds
 from partsong.zoo.motion.forcing import Forcing, matching_sigmas, own_clip
+from partsong.zoo.motion.layouts import draw_layouts
 from partsong.zoo.motion.model import (
     SHIFT,
     TEXT_LENGTH,
@@ -38,7 +39,7 @@ from partsong.zoo.motion.model import (
     vae_loss,
 )
 from partsong.zoo.motion.training import Animator, ClipPool, count_nulls, draw_clips, window_length
-from partsong.zoo.motion.world import generator
+from partsong.zoo.motion.world import generator, layout
 from partsong.zoo.training import World
 from tests.recipe_module import assert_refused_before_any_work, loaded
 
@@ -113,12 +114,12 @@ def test_an_interrupted_stage_makes_the_steps_it_would_have_made(
     drawn: list[Tensor] = []
     draw = ClipPool.draw
 
-    def watched(self: ClipPool, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def watched(self: ClipPool, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         if interrupted and len(drawn) == 1:
             raise KeyboardInterrupt
-        clean, ids = draw(self, *arguments)
+        clean, ids, layouts = draw(self, *arguments)
         drawn.append(clean)
-        return clean, ids
+        return clean, ids, layouts
 
     monkeypatch.setattr(ClipPool, "draw", watched)
     run = getattr(recipe, f"train_{name}")
@@ -215,8 +216,9 @@ def test_tokenizer_has_one_token_per_word() -> None:
 def test_windows_are_cut_from_anywhere_and_told_by_their_captions() -> None:
     latents = torch.arange(3 * 16).reshape(3, 1, 16, 1, 1).half()
     scenes = [motion.parse(f"a {colour} circle moves up") for colour in ("red", "blue", "green")]
-    pool = ClipPool(latents, scenes, torch.device("cpu"))
-    clean, ids = pool.draw(generator(1), 64, 8, 0.25)
+    clips = [(scene, layout(scene, generator(2))) for scene in scenes]
+    pool = ClipPool(latents, clips, 5, torch.device("cpu"))
+    clean, ids, layouts = pool.draw(generator(1), 64, 8, 0.25)
     firsts = clean[:, 0, 0, 0, 0]
     assert torch.equal(clean[:, 0, :, 0, 0], firsts[:, None] + torch.arange(8))
     assert set((firsts % 16).int().tolist()) == set(range(9))
@@ -224,6 +226,8 @@ def test_windows_are_cut_from_anywhere_and_told_by_their_captions() -> None:
     empty = (ids[:, 1:] == 0).all(dim=1)
     assert 4 < int(empty.sum()) < 30
     assert torch.equal(ids[~empty], named[(firsts[~empty] // 16).long()])
+    for first, drawn in zip(firsts.int().tolist(), layouts, strict=True):
+        np.testing.assert_array_equal(drawn, draw_layouts(clips[first // 16][1], 5 + first % 16, 8))
 
 
 def test_windows_grow_as_training_goes_on() -> None:

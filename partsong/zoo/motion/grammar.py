@@ -127,8 +127,8 @@ def _caption(seed: int, index: int) -> str:
     return caption
 
 
-def training_scene(rng: np.random.Generator) -> MovingScene:
-    """Draws a scene whose caption training may show."""
-    while held_out(write(scene := draw_scene(rng))):
+def training_scene(rng: np.random.Generator, pairs: float = 0.25) -> MovingScene:
+    """Draws a scene whose caption training may show; a share `pairs` of them has two objects."""
+    while held_out(write(scene := draw_scene(rng, pairs))):
         pass
     return scene

@@ -13,7 +13,7 @@ from partsong.zoo.motion.clips import decode_clip, encode_clip
 from partsong.zoo.motion.drawing import paint
 from partsong.zoo.motion.grammar import training_scene
 from partsong.zoo.motion.training import draw_clips
-from partsong.zoo.motion.world import MovingScene, generator, layout
+from partsong.zoo.motion.world import Mover, MovingScene, generator, layout
 from partsong.zoo.stage import read_average
 from partsong.zoo.training import World
 
@@ -49,32 +49,31 @@ def load_autoencoder(out: Path) -> Any:
     return vae
 
 
-def pool_scene(seed: int, rank: int, index: int) -> tuple[MovingScene, np.random.Generator]:
-    """Draws the scene of a clip of a rank's share; also returns the generator for its objects' places."""
+def pool_scene(seed: int, rank: int, index: int, pairs: float) -> tuple[MovingScene, list[Mover]]:
+    """Draws a clip of a rank's share, with two objects in a share `pairs` of all: its scene, and where it begins."""
     rng = generator(72, seed, rank, index)
-    return training_scene(rng), rng
+    scene = training_scene(rng, pairs)
+    return scene, layout(scene, rng)
 
 
 @torch.no_grad()
-def build_pool(path: Path, vae: Any, num: int, seed: int, world: World) -> None:
+def build_pool(path: Path, vae: Any, clips: list[list[Mover]], world: World) -> None:
     """Encodes a rank's clips into a file, float16 and normalised.
 
     Args:
         path: the file.
         vae: the autoencoder.
-        num: how many clips.
-        seed: draws them, together with the rank.
+        clips: what moves in every clip.
         world: the ranks.
     """
     measured = (vae.config.latents_mean, vae.config.latents_std)
     mean, std = (torch.tensor(values).to(world.device)[:, None, None, None] for values in measured)
     parts, num_frames = [], 1 + 2 * (KEPT + DROPPED - 1)
-    for first in range(0, num, _AT_A_TIME):
-        drawn = (pool_scene(seed, world.rank, index) for index in range(first, min(first + _AT_A_TIME, num)))
-        videos = np.stack([paint(layout(scene, rng), num_frames) for scene, rng in drawn])
+    for first in range(0, len(clips), _AT_A_TIME):
+        videos = np.stack([paint(movers, num_frames) for movers in clips[first : first + _AT_A_TIME]])
         pixels = torch.from_numpy(videos).permute(0, 4, 1, 2, 3).float() / 127.5 - 1.0
         latents = encode_clip(vae, pixels.to(world.device)).chunk(2, dim=1)[0][:, :, DROPPED:]
         parts.append(((latents - mean) / std).half().cpu().numpy())
         if first % (100 * _AT_A_TIME) == 0:
-            world.say(f"pool {first} of {num}")
+            world.say(f"pool {first} of {len(clips)}")
     np.save(path, np.concatenate(parts))

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from partsong.zoo.motion.attention import TrainingAttention, lookback_mask
 from partsong.zoo.motion.drawing import paint
 from partsong.zoo.motion.grammar import describe, parse, training_scene
+from partsong.zoo.motion.layouts import LayoutReadout, draw_layouts
 from partsong.zoo.motion.model import (
     TEXT_LENGTH,
     TEXT_WIDTH,
@@ -19,10 +20,11 @@ from partsong.zoo.motion.model import (
     build_causal_transformer,
     build_text_encoder,
     build_transformer,
+    draw_sigmas,
     encode_text,
     token_ids,
 )
-from partsong.zoo.motion.world import COLOURS, MOTIONS, SHAPES, SIZES, SPEEDS, MovingScene, layout
+from partsong.zoo.motion.world import COLOURS, MOTIONS, SHAPES, SIZES, SPEEDS, Mover, MovingScene, layout
 
 _CHOICES = (tuple(COLOURS), SHAPES, tuple(SIZES), tuple(MOTIONS), tuple(SPEEDS))
 
@@ -88,6 +90,7 @@ class Animator(nn.Module):
         for layer in self.transformer.blocks:
             layer.attn1.set_processor(self.attention)
             layer.attn2.set_processor(self.attention)
+        self.readout = LayoutReadout(self.transformer)
 
     def forward(self, noisy: Tensor, sigma: Tensor, ids: Tensor, nulls: Tensor, lookback: int | None = None) -> Tensor:
         """Computes the velocity `[batch, 4, latents, 8, 8]`.
@@ -127,26 +130,43 @@ def draw_nulls(ids: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 class ClipPool:
-    """Holds encoded clips and their scenes.
+    """Holds encoded clips and what they show.
 
     Args:
         latents: `[clips, 4, latents, 8, 8]`, normalised, half precision.
-        scenes: The clips' scenes.
+        scenes: The clips' scenes, and where their objects begin.
+        dropped: How many latents of each clip come before those that are held.
         device: Where training runs.
     """
 
-    def __init__(self, latents: Tensor, scenes: list[MovingScene], device: torch.device) -> None:
+    def __init__(
+        self, latents: Tensor, scenes: list[tuple[MovingScene, list[Mover]]], dropped: int, device: torch.device
+    ) -> None:
         assert len(latents) == len(scenes), "one scene per clip"
-        self.latents, self.scenes, self.device = latents, scenes, device
+        self.latents, self.scenes, self.dropped, self.device = latents, scenes, dropped, device
 
-    def draw(self, rng: np.random.Generator, num: int, length: int, dropout: float) -> tuple[Tensor, Tensor]:
-        """Draws windows `[num, 4, length, 8, 8]` from anywhere, and captions `[num, 24]`, empty with odds `dropout`."""
-        picked = rng.integers(len(self.latents), size=num)
-        first = rng.integers(self.latents.shape[2] - length + 1, size=num)
-        clean = [self.latents[int(i), :, int(s) : int(s) + length] for i, s in zip(picked, first, strict=True)]
-        captions = [describe(self.scenes[int(index)], rng) for index in picked]
+    def draw(self, rng: np.random.Generator, num: int, length: int, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Draws windows from anywhere.
+
+        Args:
+            rng: Draws them.
+            num: How many.
+            length: Their latent frames.
+            dropout: The odds of an empty caption.
+
+        Returns:
+            Latents `[num, 4, length, 8, 8]`, captions `[num, 24]`, and layouts `[num, sum(KINDS), length, 4, 4]`.
+        """
+        picked = [int(index) for index in rng.integers(len(self.latents), size=num)]
+        first = [int(start) for start in rng.integers(self.latents.shape[2] - length + 1, size=num)]
+        clean = torch.stack([self.latents[i, :, s : s + length] for i, s in zip(picked, first, strict=True)]).float()
+        captions = [describe(self.scenes[index][0], rng) for index in picked]
         ids = token_ids(["" if rng.random() < dropout else caption for caption in captions])
-        return torch.stack(clean).float().to(self.device), ids.to(self.device)
+        places = [
+            draw_layouts(self.scenes[index][1], self.dropped + start, length)
+            for index, start in zip(picked, first, strict=True)
+        ]
+        return clean.to(self.device), ids.to(self.device), torch.from_numpy(np.stack(places)).to(self.device)
 
 
 def window_length(progress: float, rng: np.random.Generator) -> int:
@@ -167,6 +187,33 @@ def blend(clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
     """Blends latents `[batch, ...]` and noise at levels `sigma` `[batch]`."""
     level = sigma[:, None, None, None, None]
     return (1 - level) * clean + level * noise
+
+
+def flow_loss(
+    model: Animator,
+    windows: tuple[Tensor, Tensor, Tensor],
+    rng: np.random.Generator,
+    layout_weight: float,
+    lookback: int | None = None,
+) -> tuple[Tensor, str]:
+    """Computes the loss of rectified flow, with that of telling what the clean clips have where.
+
+    Args:
+        model: What is trained.
+        windows: Latents, captions and layouts, as `ClipPool.draw` returns them.
+        rng: Draws noise, its levels and the texts' padding.
+        layout_weight: Weight of the layouts.
+        lookback: How many blocks before itself a block of a causal transformer sees; all if None.
+
+    Returns:
+        The loss, and a note of both parts.
+    """
+    clean, ids, layouts = windows
+    sigma, noise = draw_sigmas(len(clean), rng).to(clean.device), draw_noise(clean, rng)
+    velocity = model(blend(clean, noise, sigma), sigma, ids, draw_nulls(ids, rng), lookback)
+    error = (velocity.float() - (noise - clean)).square().mean()
+    what = model.readout.loss(layouts)
+    return error + layout_weight * what, f"error {float(error.detach()):.4f} what {float(what.detach()):.3f}"
 
 
 def draw_lookback(rng: np.random.Generator) -> int | None:

@@ -134,9 +134,9 @@ def layout(scene: MovingScene, rng: np.random.Generator) -> list[Mover]:
     raise ArgumentError(f"no lanes for the objects of {scene}; name one or two objects")
 
 
-def draw_scene(rng: np.random.Generator) -> MovingScene:
-    """Draws what one object does, or in a quarter of the scenes two, for captions."""
-    num = 1 + int(rng.random() < 0.25)
+def draw_scene(rng: np.random.Generator, pairs: float = 0.25) -> MovingScene:
+    """Draws what one object does, or in a share `pairs` of the scenes two, for captions."""
+    num = 1 + int(rng.random() < pairs)
     colours = rng.choice(list(COLOURS), size=num, replace=False)
     items = []
     for colour in colours:
