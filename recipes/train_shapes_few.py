@@ -1,15 +1,16 @@
 """Trains `shapes-few`: what `shapes` draws in 28 guided steps, in one, two or four steps without guidance.
 
-The student begins as the shipped transformer of `shapes`, and its teacher is that transformer with guidance. There are
-six stages, and each continues from the weights of the one before:
+The student begins as the shipped transformer of `shapes`, with more blocks that are silent at first, and its
+teacher is that transformer with guidance. There are seven stages; each of 3 to 5 continues from the one before:
 
 1. `pool`: draws scenes once and encodes them;
-2. `discrete`: the student learns to say the same clean sample at two neighbouring points of the teacher's path;
-3. `continuous`: the same with the exact derivative along the path (sCM);
-4. `matching`: beside that, samples of the student move to where the teacher finds them likelier than a model of the
-   student's own samples does (DMD; both together are rCM);
-5. `export`: writes a stock pipeline folder;
-6. `evaluate`: reads the facts of fresh pictures in one, two and four steps.
+2. `reader`: a small network learns to read facts from latents;
+3. `discrete`: the student learns to say the same clean sample at two neighbouring points of the teacher's path;
+4. `continuous`: the same with the exact derivative along the path (sCM);
+5. `matching`: beside that, samples of the student move to where the teacher finds them likelier than a model of the
+   student's own samples does (DMD; both together are rCM), and to where the reader finds what their captions ask for;
+6. `export`: writes a stock pipeline folder;
+7. `evaluate`: reads the facts of fresh pictures in one, two and four steps.
 
 Run on one core:  OMP_NUM_THREADS=1 python recipes/train_shapes_few.py --out runs/shapes-few
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -50,18 +52,25 @@ from partsong.zoo.consistency import (
 from partsong.zoo.few_steps import build_few_step_scheduler
 from partsong.zoo.folders import save_pipeline
 from partsong.zoo.shapes.grammar import describe
-from partsong.zoo.shapes.model import Generator, token_ids
+from partsong.zoo.shapes.latent_reader import LatentReader, asked_facts, fact_loss, scene_facts, with_another
+from partsong.zoo.shapes.model import Generator, deepened, token_ids
 from partsong.zoo.shapes.pool import build_pool, draw_scenes, shipped_model
-from partsong.zoo.shapes.scenes import Thing
+from partsong.zoo.shapes.scenes import Thing, generator
 from partsong.zoo.shapes.scoring import score
-from partsong.zoo.stage import TrainingStage, adam, read_average, run_stages
+from partsong.zoo.stage import TrainingStage, adam, muon_and_adam, read_average, run_stages
 from partsong.zoo.training import World
 
-STAGES: tuple[str, ...] = ("pool", "discrete", "continuous", "matching", "export", "evaluate")
+STAGES: tuple[str, ...] = ("pool", "reader", "discrete", "continuous", "matching", "export", "evaluate")
+#: The stages that train the student.
+TRAINED = STAGES[2:5]
+#: Times at which samples of stage 5 are noised again: those of one, two and four steps, ended after each of them.
+WALKS = ((), (1.2,), (1.4,), (1.4, 1.2), (1.4, 1.2, 0.9))
+#: Samples are read with noise up to this time, so that no invisible change passes for a fact.
+READ_TIME = 0.6
 #: The exported scheduler's shift towards noise.
 SHIFT = 3.0
 #: First integers of the keys of random draws.
-POOL, TRAINING = 171, 172
+POOL, TRAINING, OTHERS = 171, 172, 173
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +85,21 @@ class Config:
     pool_size: int = 24_000  # Encoded examples.
     guidance: float = 5.0  # The teacher's guidance, which the student learns with everything else.
     batch: int = 48  # Pictures per step.
-    discrete_steps: int = 1000  # Steps of stage 2.
+    copies: int = 4  # Blocks that the student has more than its teacher.
+    reader_steps: int = 2000  # Steps of stage 2.
+    reader_batch: int = 64  # Its pictures per step.
+    discrete_steps: int = 1000  # Steps of stage 3.
     discrete_rate: float = 3e-4  # Its peak learning rate.
-    levels: int = 12  # Points of the path in the first third of stage 2; they double at each third.
-    continuous_steps: int = 300  # Steps of stage 3.
+    levels: int = 12  # Points of the path in the first third of stage 3; they double at each third.
+    continuous_steps: int = 300  # Steps of stage 4.
     continuous_rate: float = 1e-4  # Its peak learning rate.
-    warm_steps: int = 100  # Steps over which the derivative's part of stage 3 rises.
-    matching_steps: int = 400  # Steps of stage 4.
-    matching_rate: float = 1e-4  # The student's peak learning rate in stage 4.
+    warm_steps: int = 100  # Steps over which the derivative's part of stage 4 rises.
+    matching_steps: int = 400  # Steps of stage 5.
+    matching_rate: float = 1e-4  # The student's peak learning rate in stage 5.
     fake_rate: float = 4e-4  # That of the model of its samples.
-    consistency: Share = 1.0  # Share of the steps of stage 4 that hold the student to consistency as well.
-    captions: int = 200  # Fresh captions of stage 6.
+    consistency: Share = 1.0  # Share of the steps of stage 5 that hold the student to consistency as well.
+    reading: float = 10.0  # Weight of what captions ask for and the reader does not find, in stage 5.
+    captions: int = 200  # Fresh captions of stage 7.
 
 
 # --- stage 1 ----------------------------------------------------------------------------------------------------------
@@ -102,12 +115,52 @@ def encode_pool(config: Config, world: World) -> None:
     build_pool(Path(config.out) / "pool.npy", pool_scenes(config), world)
 
 
-# --- stages 2 to 4 ----------------------------------------------------------------------------------------------------
+def train_reader(config: Config, world: World) -> None:
+    """Runs stage 2; writes `reader.pt`."""
+    torch.manual_seed(config.seed)
+    scenes = pool_scenes(config)
+    others = [with_another(things, generator(OTHERS, config.seed, index)) for index, things in enumerate(scenes[::2])]
+    build_pool(Path(config.out) / "others.npy", others, world)
+    latents = np.concatenate([np.load(Path(config.out) / f"{name}.npy") for name in ("pool", "others")])
+    facts = scene_facts([*scenes, *others])
+    reader = LatentReader().to(world.device)
+    inside = [p for n, p in reader.named_parameters() if p.ndim == 4 and n.startswith("blocks.")]
+    stage = TrainingStage(
+        world,
+        Path(config.out) / "reader.pt",
+        reader,
+        muon_and_adam(reader, inside, (3e-3, 2e-3), 0.01),
+        key=(TRAINING, config.seed, STAGES.index("reader")),
+        steps=config.reader_steps,
+        save_minutes=config.save_minutes,
+    )
+
+    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
+        # Half of them have an object that pictures never have.
+        firsts = np.where(rng.random(config.reader_batch) < 0.5, 0, len(scenes))
+        rows = rng.integers(firsts, np.where(firsts == 0, len(scenes), len(latents)))
+        clean = torch.from_numpy(latents[rows]).float().to(world.device)
+        time = torch.from_numpy(rng.uniform(0, 1, len(rows))).float().to(world.device)
+        noise = torch.from_numpy(rng.standard_normal(clean.shape, dtype=np.float32)).to(world.device)
+        wanted = facts[torch.from_numpy(rows)].to(world.device)
+        return fact_loss(reader(noised(clean, noise, time), time), wanted, torch.ones_like(wanted)).mean(), ""
+
+    stage.run(loss_of)
 
 
-def trained_model(world: World) -> Generator:
-    """Returns the shipped models, of which the transformer is trained."""
+# --- stages 3 to 5 ----------------------------------------------------------------------------------------------------
+
+
+def noised(clean: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+    """Returns points of the path, of one time or one for each sample."""
+    time = time.view(-1, 1, 1, 1)
+    return time.cos() * clean + time.sin() * noise
+
+
+def trained_model(world: World, copies: int = 0) -> Generator:
+    """Returns the shipped models, of which the transformer, with as many more blocks, is trained."""
     model = shipped_model(world)
+    model.transformer = deepened(model.transformer, copies)
     model.transformer.requires_grad_(True)
     return model
 
@@ -128,19 +181,24 @@ class Example:
     Attributes:
         clean: latents, `[batch, 4, 16, 16]`.
         noise: as many.
-        captions: token ids.
+        texts: captions.
+        captions: their token ids.
         rest: draws whatever else a loss needs.
     """
 
     clean: Tensor
     noise: Tensor
+    texts: list[str]
     captions: Tensor
     rest: torch.Generator
 
     def at(self, time: Tensor) -> Tensor:
         """Returns the points of the path at some times."""
-        time = time.view(-1, 1, 1, 1)
-        return time.cos() * self.clean + time.sin() * self.noise
+        return noised(self.clean, self.noise, time)
+
+    def fresh_noise(self) -> Tensor:
+        """Draws more noise."""
+        return torch.randn(self.clean.shape, generator=self.rest).to(self.clean.device)
 
 
 class Lessons:
@@ -155,17 +213,24 @@ class Lessons:
         self.config, self.world = config, world
         self.latents: NDArray[np.float16] = np.load(Path(config.out) / "pool.npy")
         self.scenes = pool_scenes(config)
-        self.teacher, self.student, self.fake = shipped_model(world), *_two_models(world)
+        self.teacher, self.fake = shipped_model(world), trained_model(world)
+        self.student = trained_model(world, config.copies)
+        self.reader = load_reader(config, world)
         self.grids = [shifted_times(config.levels * 2**third).to(world.device) for third in range(3)]
 
     def draw(self, rng: np.random.Generator) -> Example:
         """Draws the examples of a step; captions are never empty, since the student is not guided."""
-        rows = rng.integers(len(self.latents), size=self.config.batch)
-        captions = token_ids([describe(self.scenes[row], rng) or "" for row in rows]).to(self.world.device)
+        rows, texts = list[int](), list[str]()
+        while len(rows) < self.config.batch:
+            row = int(rng.integers(len(self.latents)))
+            if (text := describe(self.scenes[row], rng)) is not None:
+                rows.append(row)
+                texts.append(text)
+        captions = token_ids(texts).to(self.world.device)
         clean = torch.from_numpy(self.latents[rows]).float().to(self.world.device)
         rest = torch.Generator().manual_seed(int(rng.integers(2**62)))
         noise = torch.randn(clean.shape, generator=rest).to(self.world.device)
-        return Example(clean=clean, noise=noise, captions=captions, rest=rest)
+        return Example(clean=clean, noise=noise, texts=texts, captions=captions, rest=rest)
 
     def velocity(self, model: Generator, captions: Tensor) -> Velocity:
         """Binds captions to a model, on the trigonometric path."""
@@ -179,7 +244,7 @@ class Lessons:
         return guided(*parts, self.config.guidance)
 
     def discrete(self, step: int, rng: np.random.Generator) -> Tensor:
-        """Returns the loss of stage 2; neighbouring points come closer in the course of it."""
+        """Returns the loss of stage 3; neighbouring points come closer in the course of it."""
         example, grid = self.draw(rng), self.grids[min(3 * step // self.config.discrete_steps, 2)]
         place = torch.randint(1, len(grid), (len(example.clean),), generator=example.rest)
         times = grid[place].float(), grid[place - 1].float()
@@ -190,7 +255,7 @@ class Lessons:
         return discrete_loss(student, student, teacher, points, times)
 
     def continuous(self, step: int, rng: np.random.Generator, warm_steps: int | None = None) -> Tensor:
-        """Returns the loss of stage 3."""
+        """Returns the loss of stage 4."""
         warm_steps = self.config.warm_steps if warm_steps is None else warm_steps
         example = self.draw(rng)
         time = draw_times(len(example.clean), example.rest).to(self.world.device)
@@ -203,52 +268,60 @@ class Lessons:
         )
 
     def matching(self, step: int, rng: np.random.Generator) -> Tensor:
-        """Returns the loss of stage 4: continuous consistency, matching, and what the model of samples learns."""
+        """Returns the loss of stage 5: matching, the reader's, what the model of samples learns, and consistency."""
         example = self.draw(rng)
-        sample = self.own_sample(example, num_steps=step % 4 + 1)
+        sample = self.own_sample(example, WALKS[step % len(WALKS)])
         grid = self.grids[-1]
         time = grid[torch.randint(1, len(grid), (len(sample),), generator=example.rest)].float()
-        noise = torch.randn(sample.shape, generator=example.rest).to(sample.device)
-        points = time.cos().view(-1, 1, 1, 1) * sample.detach() + time.sin().view(-1, 1, 1, 1) * noise
+        noise = example.fresh_noise()
+        points = noised(sample.detach(), noise, time)
         learned = self.velocity(self.fake, example.captions)(points, time)
         with torch.no_grad():
             velocities = (self.taught(example)(points, time), learned.detach())
             estimates = [clean_estimate(points, time, velocity) for velocity in velocities]
         loss = matching_loss(sample, *estimates) + fake_loss(learned, sample.detach(), noise, time)
+        if self.config.reading:
+            loss = loss + self.config.reading * self.missing(example, sample)
         if rng.random() < self.config.consistency:
             loss = loss + self.continuous(step, rng, warm_steps=0)
         return loss
 
-    def own_sample(self, example: Example, num_steps: int) -> Tensor:
-        """Draws with the student at random falling times; only the last of its steps has a gradient."""
-        student, times = (
-            self.velocity(self.student, example.captions),
-            torch.rand(num_steps - 1, generator=example.rest),
-        )
-        falling = [LAST_TIME, *sorted((1.5 * times).clamp(min=0.1).tolist(), reverse=True)]
+    def missing(self, example: Example, sample: Tensor) -> Tensor:
+        """Computes what captions ask for and the reader does not find in samples with a little noise, in nats."""
+        assert self.reader is not None, "stage 2 comes before stage 5"
+        time = (READ_TIME * torch.rand(len(sample), generator=example.rest)).to(sample.device)
+        logits = self.reader(noised(sample, example.fresh_noise(), time), time)
+        return fact_loss(logits, *(facts.to(sample.device) for facts in asked_facts(example.texts))).mean()
+
+    def own_sample(self, example: Example, between: Sequence[float]) -> Tensor:
+        """Draws with the student, noising its sample again at some times; only the last step has a gradient."""
+        student = self.velocity(self.student, example.captions)
         points, sample = example.noise, example.noise
-        for number, now in enumerate(falling):
+        for number, now in enumerate((LAST_TIME, *between)):
             time = torch.full((len(points),), now, device=points.device)
             if number:
-                noise = torch.randn(sample.shape, generator=example.rest).to(sample.device)
-                points = time.cos().view(-1, 1, 1, 1) * sample + time.sin().view(-1, 1, 1, 1) * noise
-            with torch.set_grad_enabled(number == len(falling) - 1):
+                points = noised(sample, example.fresh_noise(), time)
+            with torch.set_grad_enabled(number == len(between)):
                 sample = clean_estimate(points, time, student(points, time))
         return sample
 
 
-def _two_models(world: World) -> tuple[Generator, Generator]:
-    return trained_model(world), trained_model(world)
+def load_reader(config: Config, world: World) -> LatentReader | None:
+    """Loads what stage 2 has trained, if it has."""
+    if not (path := Path(config.out) / "reader.pt").exists():
+        return None
+    reader = LatentReader()
+    reader.load_state_dict(read_average(path))
+    return reader.requires_grad_(False).to(world.device)
 
 
 def train(config: Config, world: World, name: str) -> None:
-    """Runs one of the stages 2 to 4; writes `NAME.pt`."""
+    """Runs one of the stages 3 to 5; writes `NAME.pt`."""
     lessons = Lessons(config, world)
     student, fake = lessons.student.transformer, lessons.fake.transformer
-    for before in STAGES[1 : STAGES.index(name)]:
+    for before in TRAINED[: TRAINED.index(name)]:
         if (Path(config.out) / f"{before}.pt").exists():
             student.load_state_dict(student_weights(config, before))
-            fake.load_state_dict(student.state_dict())
     rate = {"discrete": config.discrete_rate, "continuous": config.continuous_rate, "matching": config.matching_rate}
     steps = {
         "discrete": config.discrete_steps,
@@ -277,13 +350,14 @@ def student_weights(config: Config, stage: str) -> dict[str, Tensor]:
     return read_average(Path(config.out) / f"{stage}.pt", "student")
 
 
-# --- stages 5 and 6 ---------------------------------------------------------------------------------------------------
+# --- stages 6 and 7 ---------------------------------------------------------------------------------------------------
 
 
 def export(config: Config, world: World) -> None:
-    """Runs stage 5: writes the stock pipeline folder `export/` from the last stage that was trained."""
+    """Runs stage 6: writes the stock pipeline folder `export/` from the last stage that was trained."""
     out, pipeline = Path(config.out), zoo.load("shapes")
-    last = [stage for stage in STAGES if (out / f"{stage}.pt").exists()][-1]
+    last = [stage for stage in TRAINED if (out / f"{stage}.pt").exists()][-1]
+    pipeline.register_modules(transformer=deepened(pipeline.transformer, config.copies))
     pipeline.transformer.load_state_dict(student_weights(config, last))
     pipeline.scheduler = build_few_step_scheduler(SHIFT)
     save_pipeline(pipeline, out / "export")
@@ -291,7 +365,7 @@ def export(config: Config, world: World) -> None:
 
 
 def evaluate(config: Config, world: World) -> None:
-    """Runs stage 6; writes `facts.json`."""
+    """Runs stage 7; writes `facts.json`."""
     from diffusers import DiffusionPipeline
 
     pipeline = DiffusionPipeline.from_pretrained(Path(config.out) / "export").to(world.device)
@@ -307,9 +381,9 @@ def evaluate(config: Config, world: World) -> None:
 
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
-    training = {name: functools.partial(train, name=name) for name in STAGES[1:4]}
-    runners: dict[str, Any] = {"pool": encode_pool, **training, "export": export, "evaluate": evaluate}
-    run_stages(config, world, runners)
+    runners: dict[str, Any] = {"pool": encode_pool, "reader": train_reader}
+    runners |= {name: functools.partial(train, name=name) for name in TRAINED}
+    run_stages(config, world, runners | {"export": export, "evaluate": evaluate})
 
 
 def main() -> None:

@@ -16,6 +16,10 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from partsong.errors import ArgumentError
+from partsong.zoo.shapes.grammar import describe, parse
+from partsong.zoo.shapes.latent_reader import FACTS, LatentReader, asked_facts, fact_loss, scene_facts
+from partsong.zoo.shapes.model import deepened, token_ids
+from partsong.zoo.shapes.scenes import COLOURS, PLACES, SHAPES, SIZES, draw_things, generator
 from partsong.zoo.training import World
 from tests.recipe_module import loaded
 
@@ -29,7 +33,8 @@ def recipe() -> Iterator[ModuleType]:
 def tiny(recipe: ModuleType, out: Path, **more: Any) -> Any:
     """A miniature of the recipe that saves after every step."""
     sizes = {"pool_size": 12, "batch": 2, "levels": 6, "captions": 2, "warm_steps": 2, "save_minutes": 0.0}
-    steps = {"discrete_steps": 2, "continuous_steps": 2, "matching_steps": 4}
+    sizes |= {"copies": 1, "reader_batch": 4}
+    steps = {"reader_steps": 2, "discrete_steps": 2, "continuous_steps": 2, "matching_steps": 4}
     return recipe.Config(out=str(out), device="cpu", **{**sizes, **steps, **more})
 
 
@@ -42,7 +47,7 @@ def finished(recipe: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def test_every_stage_is_trained_and_moves_the_student(recipe: ModuleType, finished: Path) -> None:
     config = tiny(recipe, finished)
-    students = [recipe.shipped_model(World("cpu")).transformer.state_dict()]
+    students = [recipe.trained_model(World("cpu"), 1).transformer.state_dict()]
     students += [recipe.student_weights(config, stage) for stage in ("discrete", "continuous", "matching")]
     for before, after in itertools.pairwise(students):
         moved = max(float((before[name].float() - after[name]).abs().max()) for name in after)
@@ -113,3 +118,65 @@ def test_a_step_that_matches_holds_to_consistency_as_often_as_asked(recipe: Modu
         totals.append(lessons.matching(0, np.random.default_rng(3)).detach())
     assert len(parts) == 1
     torch.testing.assert_close(totals[1], totals[0] + parts[0].detach())
+
+
+def test_a_reader_of_latents_knows_what_captions_decide() -> None:
+    """What a caption asks for holds in the scene that it describes, and nothing else is decided."""
+    for index in range(200):
+        rng = generator(5, index)
+        things = draw_things(rng)
+        if (caption := describe(things, rng)) is None:
+            continue
+        wanted, decided = asked_facts([caption])
+        holds = scene_facts([things])
+        assert torch.equal(holds[decided == 1], wanted[decided == 1]), caption
+        scene = parse(caption)
+        sizes, places = (sum(getattr(item, name) is not None for item in scene.items) for name in ("size", "place"))
+        num = 2 * len(COLOURS) + len(SHAPES) * len(scene.items) + len(SIZES) * sizes + len(PLACES) * places
+        assert int(decided.sum()) == num + len(scene.relations)
+    logits = torch.where(wanted == 1, 20.0, -20.0)
+    assert float(fact_loss(logits, wanted, decided)) < 1e-6
+    worse = logits.clone()
+    worse[0, int(decided[0].nonzero()[0])] *= -1
+    assert float(fact_loss(worse, wanted, decided)) == pytest.approx(20, abs=1e-3)
+
+
+def test_a_deeper_transformer_begins_as_what_it_was_and_all_of_it_can_learn(recipe: ModuleType) -> None:
+    model, draw = recipe.shipped_model(World("cpu")), torch.Generator().manual_seed(0)
+    latents, ids = torch.randn(2, 4, 16, 16, generator=draw), token_ids(["a red circle", "a blue cross"])
+    call = (latents, torch.tensor([0.3, 0.9]), ids, torch.ones(2))
+    before = model(*call)
+    model.transformer = deepened(model.transformer, 2).requires_grad_(True)
+    assert len(model.transformer.transformer_blocks) == 8
+    torch.testing.assert_close(model(*call), before, rtol=0, atol=0)
+    optimizer = torch.optim.SGD(model.transformer.parameters(), 1e-3)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (model(*call) - latents).square().mean().backward()
+        optimizer.step()
+    copies = [model.transformer.transformer_blocks[index] for index in (4, 6)]
+    assert all(p.grad is not None and bool(p.grad.any()) for copy in copies for p in copy.parameters())
+
+
+def test_a_sample_that_lacks_what_its_caption_asks_for_costs_more(recipe: ModuleType, finished: Path) -> None:
+    lessons = recipe.Lessons(tiny(recipe, finished), World("cpu"))
+    example = lessons.draw(np.random.default_rng(1))
+    lessons.reader = lambda latents, time: latents.flatten(1)[:, :FACTS]
+    wanted = asked_facts(example.texts)[0]
+    good = torch.zeros(len(wanted), 4 * 16 * 16)
+    good[:, :FACTS] = torch.where(wanted == 1, 30.0, -30.0)
+    good = good.view(-1, 4, 16, 16)
+    assert float(lessons.missing(example, good)) < 1e-3 < float(lessons.missing(example, -good))
+
+
+def test_a_reader_of_latents_learns_to_tell_scenes_apart(recipe: ModuleType, finished: Path) -> None:
+    config = tiny(recipe, finished)
+    latents, facts = torch.from_numpy(np.load(finished / "pool.npy")).float(), scene_facts(recipe.pool_scenes(config))
+    torch.manual_seed(0)
+    reader, time = LatentReader(width=32), torch.zeros(len(latents))
+    optimizer = torch.optim.Adam(reader.parameters(), 2e-3)
+    for _ in range(300):
+        optimizer.zero_grad()
+        fact_loss(reader(latents, time), facts, torch.ones_like(facts)).mean().backward()
+        optimizer.step()
+    assert torch.equal((reader(latents, time) > 0).float(), facts)

@@ -204,6 +204,33 @@ def build_transformer(heads: int = 6, depth: int = 6, out_channels: int = 4) -> 
     return model
 
 
+def deepened(transformer: Any, copies: int) -> Any:
+    """Builds a transformer that computes the same with more blocks.
+
+    The last blocks but one, `copies` of them, are each followed by a copy whose gates are closed: it adds nothing until
+    it is trained, and begins with what the block has learned. The last block of all has no text, so it has no copy.
+
+    Args:
+        transformer: an `SD3Transformer2DModel` of this file.
+        copies: how many blocks are added, fewer than it has.
+    """
+    depth = transformer.config.num_layers
+    sources = [index for index in range(depth) for _ in range(2 if depth - 1 - copies <= index < depth - 1 else 1)]
+    deep: Any = SD3Transformer2DModel.from_config({**transformer.config, "num_layers": len(sources)})
+    others = {n: w for n, w in transformer.state_dict().items() if not n.startswith("transformer_blocks.")}
+    deep.load_state_dict(others, strict=False)
+    for index, (block, source) in enumerate(zip(deep.transformer_blocks, sources, strict=True)):
+        block.load_state_dict(transformer.transformer_blocks[source].state_dict())
+        if index and sources[index - 1] == source:
+            for norm in (block.norm1, block.norm1_context):
+                # Shift, scale and gate of attention, then those of the feed-forward part.
+                for gate in (2, 5):
+                    norm.linear.weight.data.chunk(6)[gate].zero_()
+                    norm.linear.bias.data.chunk(6)[gate].zero_()
+    deep.set_attn_processor(next(iter(transformer.attn_processors.values())))
+    return deep.to(transformer.device)
+
+
 class Generator(nn.Module):
     """Joins the transformer and its text encoders, which are trained together."""
 
