@@ -63,9 +63,9 @@ from partsong.zoo.training import World
 STAGES: tuple[str, ...] = ("pool", "reader", "discrete", "continuous", "matching", "export", "evaluate")
 #: The stages that train the student.
 TRAINED = STAGES[2:5]
-#: Times at which samples of stage 5 are noised again, in turns: those of two and four steps, ended after each of them.
-#: In half of the turns there is only the first step, which has most to do and with which all others begin.
-WALKS = ((), (1.2,), (), (1.4,), (), (1.4, 1.2), (), (1.4, 1.2, 0.9))
+#: Times at which samples of stage 5 are noised again, in turns: those of two steps, and of four with and without the
+#: last. In half of the turns there is only the first step, which has most to do and with which all others begin.
+WALKS = ((), (1.2,), (), (1.4, 1.2), (), (1.2,), (), (1.4, 1.2, 0.9))
 #: Samples are read with noise up to this time, so that no invisible change passes for a fact.
 READ_TIME = 0.6
 #: The exported scheduler's shift towards noise.
