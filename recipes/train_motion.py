@@ -41,16 +41,18 @@ import tyro
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
+from partsong.knobs import Share
 from partsong.zoo.folders import begin_with, pipeline_to_begin_with, save_pipeline
 from partsong.zoo.motion.clips import encode_clip
 from partsong.zoo.motion.distillation import distillation_loss
 from partsong.zoo.motion.forcing import Forcing
 from partsong.zoo.motion.grammar import describe, training_scene
 from partsong.zoo.motion.model import BLOCK, TEXT_LENGTH, build_pipeline, build_vae, decoder_loss, vae_loss
-from partsong.zoo.motion.pool import DROPPED, KEPT, build_pool, load_autoencoder, pool_scene, settle_statistics
+from partsong.zoo.motion.pool import KEPT, build_pool, draw_clip, load_autoencoder, load_pool, settle_statistics
 from partsong.zoo.motion.scoring import score
 from partsong.zoo.motion.training import (
     Animator,
+    Clip,
     ClipPool,
     Comprehension,
     draw_clips,
@@ -59,7 +61,6 @@ from partsong.zoo.motion.training import (
     flow_loss,
     window_length,
 )
-from partsong.zoo.motion.world import Mover, MovingScene
 from partsong.zoo.stage import TrainingStage, adam, inside_matrices, muon_and_adam, read_average, run_stages
 from partsong.zoo.training import Optimizers, World, mixed_precision
 
@@ -89,7 +90,7 @@ class Config:
     decoder_steps: int = 1000  # Most steps of stage `decoder`.
     decoder_minutes: float = 600.0  # Most minutes of stage `decoder`.
     pool_size: int = 6000  # Encoded examples of all ranks together.
-    pairs: float = 0.25  # Share of the examples that have two objects.
+    pairs: Share = 0.25  # Share of the examples that have two objects.
     text_steps: int = 500  # Most steps of stage `text`.
     text_minutes: float = 600.0  # Most minutes of stage `text`.
     text_batch: int = 64  # Captions per step and rank.
@@ -181,18 +182,15 @@ def train_decoder(config: Config, world: World) -> None:
     stage.run(loss_of)
 
 
-def pool_scenes(config: Config, world: World) -> list[tuple[MovingScene, list[Mover]]]:
+def pool_clips(config: Config, world: World) -> list[Clip]:
     """Draws this rank's clips."""
     num = config.pool_size // world.size
-    return [pool_scene(config.seed, world.rank, index, config.pairs) for index in range(num)]
+    return [draw_clip(config.seed, world.rank, index, config.pairs) for index in range(num)]
 
 
 def encode_pool(config: Config, world: World) -> None:
     """Runs stage 3: encodes this rank's clips into `pool-RANK-of-SIZE.npy`."""
-    path = Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"
-    if not path.exists():
-        vae = load_autoencoder(Path(config.out)).to(world.device)
-        build_pool(path, vae, [movers for _, movers in pool_scenes(config, world)], world)
+    build_pool(Path(config.out), pool_clips(config, world), world)
 
 
 # --- stages 4 and 5: text, and the transformer that sees all frames ---------------------------------------------------
@@ -234,15 +232,14 @@ def motion_stage(config: Config, world: World) -> TrainingStage:
     return new_stage(config, world, "motion", model, muon_and_adam(model, inside, rates, 0.02))
 
 
-def load_pool(config: Config, world: World) -> ClipPool:
+def own_pool(config: Config, world: World) -> ClipPool:
     """Loads this rank's clips."""
-    latents = torch.from_numpy(np.load(Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"))
-    return ClipPool(latents, pool_scenes(config, world), DROPPED, world.device)
+    return load_pool(Path(config.out), pool_clips(config, world), world)
 
 
 def train_motion(config: Config, world: World) -> None:
     """Runs stage 5; writes `motion.pt`."""
-    stage, pool = motion_stage(config, world), load_pool(config, world)
+    stage, pool = motion_stage(config, world), own_pool(config, world)
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
         length = window_length(1.0 if config.start else stage.progress, rng)
@@ -275,7 +272,7 @@ def animator(config: Config, world: World, stage: str, block: int = BLOCK) -> An
 def train_causal(config: Config, world: World) -> None:
     """Runs stage 6; writes `causal.pt`."""
     torch.manual_seed(config.seed)
-    model, pool = animator(config, world, "motion"), load_pool(config, world)
+    model, pool = animator(config, world, "motion"), own_pool(config, world)
     rates = (0.4 * config.muon_rate, 0.4 * config.adam_rate)
     optimizers = muon_and_adam(model, inside_matrices(model.transformer, "blocks."), rates, 0.0)
     stage = new_stage(config, world, "causal", model, optimizers)
@@ -293,17 +290,17 @@ def straighten(config: Config, world: World, name: str, start: str, **knobs: Any
     """Trains what makes in one step what the model of stage `start` makes in several; writes `NAME.pt`."""
     torch.manual_seed(config.seed)
     teacher = animator(config, world, start).requires_grad_(False)
-    model, pool = animator(config, world, start), load_pool(config, world)
+    model, pool = animator(config, world, start), own_pool(config, world)
     rates = (0.3 * config.muon_rate, 0.3 * config.adam_rate)
     optimizers = muon_and_adam(model, inside_matrices(model.transformer, "blocks."), rates, 0.0)
     stage = new_stage(config, world, name, model, optimizers)
     num = max(1, config.distil_tokens // KEPT // world.size)
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
-        clean, ids, _ = pool.draw(rng, num, KEPT, 0.0)
+        windows = pool.draw(rng, num, KEPT, 0.0)
         steps = {"lookback": draw_lookback(rng), "num_steps": FEW_STEPS[name]}
         with mixed_precision(world):
-            return distillation_loss(model, teacher, clean, ids, rng, **steps, **knobs), ""
+            return distillation_loss(model, teacher, windows.clean, windows.ids, rng, **steps, **knobs), ""
 
     stage.run(loss_of)
 
@@ -321,7 +318,7 @@ def train_halve(config: Config, world: World) -> None:
 def train_force(config: Config, world: World) -> None:
     """Runs stage 9; writes `force.pt`."""
     torch.manual_seed(config.seed)
-    student, pool = animator(config, world, "halve"), load_pool(config, world)
+    student, pool = animator(config, world, "halve"), own_pool(config, world)
     teacher, fake = (animator(config, world, "motion", block=0) for _ in range(2))
     teacher.requires_grad_(False)
     rates = (config.force_rate, 4 * config.force_rate)
@@ -331,9 +328,10 @@ def train_force(config: Config, world: World) -> None:
     forcing = Forcing(teacher=teacher, guidance=config.force_guidance, num_steps=FEW_STEPS["force"])
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
-        clean, ids, _ = pool.draw(rng, num, KEPT, 0.0)
+        windows = pool.draw(rng, num, KEPT, 0.0)
         with mixed_precision(world):
-            losses = forcing.losses(student, fake, ids, draw_noise(clean, rng), rng, lookback=draw_lookback(rng))
+            noise = draw_noise(windows.clean, rng)
+            losses = forcing.losses(student, fake, windows.ids, noise, rng, lookback=draw_lookback(rng))
         return losses[0] + losses[1], f"fake {losses[1]:.4f}"
 
     stage.run(loss_of)

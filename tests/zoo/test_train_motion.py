@@ -18,6 +18,7 @@ from diffusers.models.transformers.transformer_skyreels_v2 import SkyReelsV2Attn
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from torch import Tensor
 
+from partsong.errors import ArgumentError
 from partsong.samplers.pipeline.scheduler_checks import check_memoryless
 from partsong.zoo import motion
 from partsong.zoo.few_steps import build_few_step_scheduler
@@ -38,7 +39,7 @@ from partsong.zoo.motion.model import (
     token_ids,
     vae_loss,
 )
-from partsong.zoo.motion.training import Animator, ClipPool, count_nulls, draw_clips, window_length
+from partsong.zoo.motion.training import Animator, ClipPool, Windows, count_nulls, draw_clips, window_length
 from partsong.zoo.motion.world import generator, layout
 from partsong.zoo.training import World
 from tests.recipe_module import assert_refused_before_any_work, loaded
@@ -114,12 +115,12 @@ def test_an_interrupted_stage_makes_the_steps_it_would_have_made(
     drawn: list[Tensor] = []
     draw = ClipPool.draw
 
-    def watched(self: ClipPool, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def watched(self: ClipPool, *arguments: Any) -> Windows:
         if interrupted and len(drawn) == 1:
             raise KeyboardInterrupt
-        clean, ids, layouts = draw(self, *arguments)
-        drawn.append(clean)
-        return clean, ids, layouts
+        windows = draw(self, *arguments)
+        drawn.append(windows.clean)
+        return windows
 
     monkeypatch.setattr(ClipPool, "draw", watched)
     run = getattr(recipe, f"train_{name}")
@@ -218,7 +219,8 @@ def test_windows_are_cut_from_anywhere_and_told_by_their_captions() -> None:
     scenes = [motion.parse(f"a {colour} circle moves up") for colour in ("red", "blue", "green")]
     clips = [(scene, layout(scene, generator(2))) for scene in scenes]
     pool = ClipPool(latents, clips, 5, torch.device("cpu"))
-    clean, ids, layouts = pool.draw(generator(1), 64, 8, 0.25)
+    windows = pool.draw(generator(1), 64, 8, 0.25)
+    clean, ids = windows.clean, windows.ids
     firsts = clean[:, 0, 0, 0, 0]
     assert torch.equal(clean[:, 0, :, 0, 0], firsts[:, None] + torch.arange(8))
     assert set((firsts % 16).int().tolist()) == set(range(9))
@@ -226,7 +228,7 @@ def test_windows_are_cut_from_anywhere_and_told_by_their_captions() -> None:
     empty = (ids[:, 1:] == 0).all(dim=1)
     assert 4 < int(empty.sum()) < 30
     assert torch.equal(ids[~empty], named[(firsts[~empty] // 16).long()])
-    for first, drawn in zip(firsts.int().tolist(), layouts, strict=True):
+    for first, drawn in zip(firsts.int().tolist(), windows.layouts(), strict=True):
         np.testing.assert_array_equal(drawn, draw_layouts(clips[first // 16][1], 5 + first % 16, 8))
 
 
@@ -374,3 +376,12 @@ def test_a_wrong_pipeline_to_begin_with_is_refused_before_any_work(
     assert_refused_before_any_work(
         recipe, dataclasses.replace(tiny(recipe, tmp_path / "new"), **start | changes), message
     )
+
+
+def test_a_pool_of_other_clips_is_refused(recipe: ModuleType, finished: Path) -> None:
+    for changes in ({"pairs": 1.0}, {"seed": 9}, {"pool_size": 3}):
+        config = dataclasses.replace(tiny(recipe, finished), **changes)
+        with pytest.raises(
+            ArgumentError, match=r"pool-0-of-1\.npy holds other clips than this seed, pool_size"
+        ):
+            recipe.own_pool(config, World("cpu"))

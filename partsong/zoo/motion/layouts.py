@@ -17,11 +17,14 @@ from torch.nn import functional as F
 from partsong.zoo.motion.drawing import coverage
 from partsong.zoo.motion.world import COLOURS, EXTENT, MOTIONS, SHAPES, SIZES, SPEEDS, Mover
 
-__all__ = ["KINDS", "LayoutReadout", "draw_layouts"]
+__all__ = ["CHOICES", "KINDS", "LayoutReadout", "draw_layouts"]
 
-#: How many answers there are to each question about a place: the ground, or one more for each colour, shape, size,
-#: motion and speed.
-KINDS = tuple(1 + len(choices) for choices in (COLOURS, SHAPES, SIZES, MOTIONS, SPEEDS))
+#: What is asked about an object, and the answers that there are: its colour, shape, size, motion and speed.
+CHOICES = (tuple(COLOURS), SHAPES, tuple(SIZES), tuple(MOTIONS), tuple(SPEEDS))
+#: How many answers there are to each of these questions about a place: one more, the ground.
+KINDS = tuple(1 + len(choices) for choices in CHOICES)
+#: Where the answers to each question begin in `draw_layouts`; the first is the ground.
+_FIRST = [sum(KINDS[:kind]) for kind in range(len(KINDS))]
 #: Tokens of a latent frame along each side.
 SIDE = 4
 
@@ -35,7 +38,7 @@ def _answers(mover: Mover) -> list[int]:
         [*MOTIONS].index(mover.motion),
         [*SPEEDS.values()].index(mover.speed),
     )
-    return [sum(KINDS[:kind]) + 1 + choice for kind, choice in enumerate(choices)]
+    return [first + 1 + choice for first, choice in zip(_FIRST, choices, strict=True)]
 
 
 def draw_layouts(movers: list[Mover], first: int, num: int) -> NDArray[np.float32]:
@@ -60,7 +63,7 @@ def draw_layouts(movers: list[Mover], first: int, num: int) -> NDArray[np.float3
         cover = coverage(mover.shape, mover.radius, mover.centres(frames))
         shares[_answers(mover)] += shares_of(free * cover)
         free = free * (1 - cover)
-    shares[[sum(KINDS[:kind]) for kind in range(len(KINDS))]] = shares_of(free)
+    shares[_FIRST] = shares_of(free)
     return shares
 
 

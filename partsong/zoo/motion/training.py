@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from partsong.zoo.motion.attention import TrainingAttention, lookback_mask
 from partsong.zoo.motion.drawing import paint
 from partsong.zoo.motion.grammar import describe, parse, training_scene
-from partsong.zoo.motion.layouts import LayoutReadout, draw_layouts
+from partsong.zoo.motion.layouts import CHOICES, LayoutReadout, draw_layouts
 from partsong.zoo.motion.model import (
     TEXT_LENGTH,
     TEXT_WIDTH,
@@ -24,9 +25,7 @@ from partsong.zoo.motion.model import (
     encode_text,
     token_ids,
 )
-from partsong.zoo.motion.world import COLOURS, MOTIONS, SHAPES, SIZES, SPEEDS, Mover, MovingScene, layout
-
-_CHOICES = (tuple(COLOURS), SHAPES, tuple(SIZES), tuple(MOTIONS), tuple(SPEEDS))
+from partsong.zoo.motion.world import Mover, MovingScene, layout
 
 
 def draw_clips(rng: np.random.Generator, num: int, frames: int) -> Tensor:
@@ -44,7 +43,7 @@ class Comprehension(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.encoder = build_text_encoder()
-        self.heads = nn.ModuleList(nn.Linear(TEXT_WIDTH, len(choices)) for choices in _CHOICES)
+        self.heads = nn.ModuleList(nn.Linear(TEXT_WIDTH, len(choices)) for choices in CHOICES)
 
     def forward(self, captions: list[str]) -> tuple[Tensor, float]:
         """Computes the loss over all facts at all words, and the fraction of words that tell all of them."""
@@ -52,11 +51,11 @@ class Comprehension(nn.Module):
         comma = ids == VOCABULARY[","]
         words = (ids > 2) & ~comma
         item_of = comma.cumsum(dim=1)
-        targets = torch.zeros(len(captions), 2, len(_CHOICES), dtype=torch.long)
+        targets = torch.zeros(len(captions), 2, len(CHOICES), dtype=torch.long)
         for row, caption in enumerate(captions):
             for index, item in enumerate(parse(caption).items):
                 words_of = (item.colour, item.shape, item.size, item.motion, item.speed)
-                places = [list(c).index(word) for c, word in zip(_CHOICES, words_of, strict=True)]
+                places = [c.index(word) for c, word in zip(CHOICES, words_of, strict=True)]
                 targets[row, index] = torch.tensor(places)
         rows = torch.arange(len(captions))[:, None].expand_as(ids)
         facts = targets.to(ids.device)[rows.to(ids.device), item_of][words]
@@ -129,23 +128,48 @@ def draw_nulls(ids: Tensor, rng: np.random.Generator) -> Tensor:
 # --- what they see ----------------------------------------------------------------------------------------------------
 
 
+#: A scene, and where its objects begin.
+Clip = tuple[MovingScene, list[Mover]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Holds cuttings of clips.
+
+    Attributes:
+        clean: Latents `[num, 4, length, 8, 8]`.
+        ids: Captions, `[num, 24]`.
+        movers: The objects of each.
+        firsts: The number of each one's first latent frame.
+    """
+
+    clean: Tensor
+    ids: Tensor
+    movers: list[list[Mover]]
+    firsts: list[int]
+
+    def layouts(self) -> Tensor:
+        """Computes which share of every place has which facts: `[num, sum(KINDS), length, 4, 4]`."""
+        length = self.clean.shape[2]
+        drawn = [draw_layouts(movers, first, length) for movers, first in zip(self.movers, self.firsts, strict=True)]
+        return torch.from_numpy(np.stack(drawn)).to(self.clean.device)
+
+
 class ClipPool:
     """Holds encoded clips and what they show.
 
     Args:
         latents: `[clips, 4, latents, 8, 8]`, normalised, half precision.
-        scenes: The clips' scenes, and where their objects begin.
+        clips: What they show.
         dropped: How many latents of each clip come before those that are held.
         device: Where training runs.
     """
 
-    def __init__(
-        self, latents: Tensor, scenes: list[tuple[MovingScene, list[Mover]]], dropped: int, device: torch.device
-    ) -> None:
-        assert len(latents) == len(scenes), "one scene per clip"
-        self.latents, self.scenes, self.dropped, self.device = latents, scenes, dropped, device
+    def __init__(self, latents: Tensor, clips: list[Clip], dropped: int, device: torch.device) -> None:
+        assert len(latents) == len(clips), "one scene per clip"
+        self.latents, self.clips, self.dropped, self.device = latents, clips, dropped, device
 
-    def draw(self, rng: np.random.Generator, num: int, length: int, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+    def draw(self, rng: np.random.Generator, num: int, length: int, dropout: float) -> Windows:
         """Draws windows from anywhere.
 
         Args:
@@ -153,20 +177,18 @@ class ClipPool:
             num: How many.
             length: Their latent frames.
             dropout: The odds of an empty caption.
-
-        Returns:
-            Latents `[num, 4, length, 8, 8]`, captions `[num, 24]`, and layouts `[num, sum(KINDS), length, 4, 4]`.
         """
         picked = [int(index) for index in rng.integers(len(self.latents), size=num)]
         first = [int(start) for start in rng.integers(self.latents.shape[2] - length + 1, size=num)]
         clean = torch.stack([self.latents[i, :, s : s + length] for i, s in zip(picked, first, strict=True)]).float()
-        captions = [describe(self.scenes[index][0], rng) for index in picked]
+        captions = [describe(self.clips[index][0], rng) for index in picked]
         ids = token_ids(["" if rng.random() < dropout else caption for caption in captions])
-        places = [
-            draw_layouts(self.scenes[index][1], self.dropped + start, length)
-            for index, start in zip(picked, first, strict=True)
-        ]
-        return clean.to(self.device), ids.to(self.device), torch.from_numpy(np.stack(places)).to(self.device)
+        return Windows(
+            clean=clean.to(self.device),
+            ids=ids.to(self.device),
+            movers=[self.clips[index][1] for index in picked],
+            firsts=[self.dropped + start for start in first],
+        )
 
 
 def window_length(progress: float, rng: np.random.Generator) -> int:
@@ -191,7 +213,7 @@ def blend(clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
 
 def flow_loss(
     model: Animator,
-    windows: tuple[Tensor, Tensor, Tensor],
+    windows: Windows,
     rng: np.random.Generator,
     layout_weight: float,
     lookback: int | None = None,
@@ -200,7 +222,7 @@ def flow_loss(
 
     Args:
         model: What is trained.
-        windows: Latents, captions and layouts, as `ClipPool.draw` returns them.
+        windows: What it is trained on.
         rng: Draws noise, its levels and the texts' padding.
         layout_weight: Weight of the layouts.
         lookback: How many blocks before itself a block of a causal transformer sees; all if None.
@@ -208,11 +230,11 @@ def flow_loss(
     Returns:
         The loss, and a note of both parts.
     """
-    clean, ids, layouts = windows
+    clean, ids = windows.clean, windows.ids
     sigma, noise = draw_sigmas(len(clean), rng).to(clean.device), draw_noise(clean, rng)
     velocity = model(blend(clean, noise, sigma), sigma, ids, draw_nulls(ids, rng), lookback)
     error = (velocity.float() - (noise - clean)).square().mean()
-    what = model.readout.loss(layouts)
+    what = model.readout.loss(windows.layouts())
     return error + layout_weight * what, f"error {float(error.detach()):.4f} what {float(what.detach()):.3f}"
 
 
