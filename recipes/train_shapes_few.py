@@ -26,7 +26,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from partsong import zoo
-from partsong.knobs import Share
+from partsong.errors import ArgumentError
+from partsong.knobs import Number, Share, Whole
 from partsong.zoo.consistency import (
     LAST_TIME,
     Velocity,
@@ -86,7 +87,7 @@ class Config:
     pool_size: int = 24_000  # Encoded examples.
     guidance: float = 5.0  # The teacher's guidance, which the student learns with everything else.
     batch: int = 48  # Pictures per step.
-    copies: int = 4  # Blocks that the student has more than its teacher.
+    copies: Annotated[int, Whole(0, 5)] = 4  # Blocks that the student has more than its teacher.
     reader_steps: int = 2000  # Steps of stage 2.
     reader_batch: int = 64  # Its pictures per step.
     discrete_steps: int = 1000  # Steps of stage 3.
@@ -99,7 +100,7 @@ class Config:
     matching_rate: float = 1e-4  # The student's peak learning rate in stage 5.
     fake_rate: float = 4e-4  # That of the model of its samples.
     consistency: Share = 1.0  # Share of the steps of stage 5 that hold the student to consistency as well.
-    reading: float = 10.0  # Weight of what captions ask for and the reader does not find, in stage 5.
+    reading: Annotated[float, Number(0.0)] = 10.0  # Weight of facts that the reader misses in samples, in stage 5.
     captions: int = 200  # Fresh captions of stage 7.
 
 
@@ -289,7 +290,7 @@ class Lessons:
 
     def missing(self, example: Example, sample: Tensor) -> Tensor:
         """Computes what captions ask for and the reader does not find in samples with a little noise, in nats."""
-        assert self.reader is not None, "stage 2 comes before stage 5"
+        assert self.reader is not None, "refused before the stage begins"
         time = (READ_TIME * torch.rand(len(sample), generator=example.rest)).to(sample.device)
         logits = self.reader(noised(sample, example.fresh_noise(), time), time)
         return fact_loss(logits, *(facts.to(sample.device) for facts in asked_facts(example.texts))).mean()
@@ -319,17 +320,13 @@ def load_reader(config: Config, world: World) -> LatentReader | None:
 def train(config: Config, world: World, name: str) -> None:
     """Runs one of the stages 3 to 5; writes `NAME.pt`."""
     lessons = Lessons(config, world)
+    if name == "matching" and config.reading and lessons.reader is None:
+        raise ArgumentError(f"no {config.out}/reader.pt; run the stage 'reader' first, or use --reading 0")
     student, fake = lessons.student.transformer, lessons.fake.transformer
     for before in TRAINED[: TRAINED.index(name)]:
         if (Path(config.out) / f"{before}.pt").exists():
             student.load_state_dict(student_weights(config, before))
-    rate = {"discrete": config.discrete_rate, "continuous": config.continuous_rate, "matching": config.matching_rate}
-    steps = {
-        "discrete": config.discrete_steps,
-        "continuous": config.continuous_steps,
-        "matching": config.matching_steps,
-    }
-    optimizers = [adam(list(student.parameters()), rate[name])]
+    optimizers = [adam(list(student.parameters()), getattr(config, f"{name}_rate"))]
     if name == "matching":
         optimizers.append(adam(list(fake.parameters()), config.fake_rate))
     stage = TrainingStage(
@@ -338,11 +335,11 @@ def train(config: Config, world: World, name: str) -> None:
         Players(student, fake if name == "matching" else None),
         optimizers,
         key=(TRAINING, config.seed, STAGES.index(name)),
-        steps=steps[name],
+        steps=getattr(config, f"{name}_steps"),
         save_minutes=config.save_minutes,
         report_every=20,
     )
-    loss_of = {"discrete": lessons.discrete, "continuous": lessons.continuous, "matching": lessons.matching}[name]
+    loss_of = getattr(lessons, name)
     stage.run(lambda rng: (loss_of(stage.step, rng), ""))
 
 

@@ -381,7 +381,5 @@ def test_a_wrong_pipeline_to_begin_with_is_refused_before_any_work(
 def test_a_pool_of_other_clips_is_refused(recipe: ModuleType, finished: Path) -> None:
     for changes in ({"pairs": 1.0}, {"seed": 9}, {"pool_size": 3}):
         config = dataclasses.replace(tiny(recipe, finished), **changes)
-        with pytest.raises(
-            ArgumentError, match=r"pool-0-of-1\.npy holds other clips than this seed, pool_size"
-        ):
+        with pytest.raises(ArgumentError, match=r"pool-0-of-1\.npy holds other clips than this seed, pool_size"):
             recipe.own_pool(config, World("cpu"))

@@ -96,11 +96,21 @@ def test_a_stage_that_was_stopped_continues(
         torch.testing.assert_close(tensor, whole[name], rtol=0, atol=0)
 
 
-def test_unknown_stages_and_shares_above_one_are_refused(recipe: ModuleType, tmp_path: Path) -> None:
+def test_unknown_stages_and_knobs_out_of_bounds_are_refused(recipe: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="no stage 'distil'"):
         recipe.run(tiny(recipe, tmp_path, stages="pool,distil"), World("cpu"))
-    with pytest.raises(ArgumentError, match="consistency"):
-        recipe.run(tiny(recipe, tmp_path, consistency=1.5), World("cpu"))
+    for knob, value in (("consistency", 1.5), ("copies", 6), ("reading", -1.0)):
+        with pytest.raises(ArgumentError, match=knob):
+            recipe.run(tiny(recipe, tmp_path, **{knob: value}), World("cpu"))
+    with pytest.raises(ArgumentError, match="copies 6 of 6 blocks; use 0 to 5"):
+        recipe.trained_model(World("cpu"), 6)
+
+
+def test_matching_without_a_reader_is_refused(recipe: ModuleType, finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "pool.npy").write_bytes((finished / "pool.npy").read_bytes())
+    with pytest.raises(ArgumentError, match=r"no .*/reader\.pt; run the stage 'reader' first, or use --reading 0"):
+        recipe.run(tiny(recipe, tmp_path, stages="matching"), World("cpu"))
+    assert not (tmp_path / "matching.pt").exists()
 
 
 def test_a_step_that_matches_holds_to_consistency_as_often_as_asked(recipe: ModuleType, finished: Path) -> None:

@@ -15,6 +15,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
+from partsong.errors import ArgumentError
 from partsong.zoo.shapes.grammar import WORDS
 
 SPECIAL = ("<pad>", "<bos>", "<unk>", "<eos>")
@@ -213,8 +214,13 @@ def deepened(transformer: Any, copies: int) -> Any:
     Args:
         transformer: an `SD3Transformer2DModel` of this file.
         copies: how many blocks are added, fewer than it has.
+
+    Raises:
+        ArgumentError: `copies` is out of these bounds.
     """
     depth = transformer.config.num_layers
+    if not 0 <= copies < depth:
+        raise ArgumentError(f"copies {copies} of {depth} blocks; use 0 to {depth - 1}, since the last has no text")
     sources = [index for index in range(depth) for _ in range(2 if depth - 1 - copies <= index < depth - 1 else 1)]
     deep: Any = SD3Transformer2DModel.from_config({**transformer.config, "num_layers": len(sources)})
     others = {n: w for n, w in transformer.state_dict().items() if not n.startswith("transformer_blocks.")}
