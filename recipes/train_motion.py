@@ -82,7 +82,7 @@ class Config:
     seed: int = 0  # The seed of all draws.
     device: str = "cuda" if torch.cuda.is_available() else "cpu"  # Where to train: cpu or cuda.
     save_minutes: float = 3.0  # Minutes between checkpoints.
-    start: str = ""  # A folder of `motion` of the same sizes to begin stage 5 with, without stages 1, 2 and 4.
+    start: str = ""  # A folder of `motion` of the same sizes to begin stages 2 and 5 with, without 1 and 4.
     vae_steps: int = 1400  # Most steps of stage `vae`.
     vae_minutes: float = 600.0  # Most minutes of stage `vae`.
     vae_batch: int = 2  # Videos per step and rank.
@@ -165,8 +165,6 @@ def train_vae(config: Config, world: World) -> None:
 
 def train_decoder(config: Config, world: World) -> None:
     """Runs stage 2; writes `decoder.pt`."""
-    if config.start:
-        return
     vae = load_autoencoder(Path(config.out)).to(world.device).requires_grad_(False)
     both = nn.ModuleList([vae.decoder, vae.post_quant_conv]).requires_grad_(True)
     inside = [p for n, p in both.named_parameters() if p.ndim >= 4 and n != "0.conv_out.weight"]
