@@ -123,6 +123,7 @@ def _products() -> tuple[str, str]:
 #: What was measured of each model, and the file that says so.
 MEASURED: dict[str, Callable[[], tuple[str, str]]] = {
     "shapes": lambda: _facts("2026-11-22-zoo-drift", "100 captions", model="shapes", nproc=1, case="serial"),
+    "shapes-few": lambda: _facts("2026-11-26-few-steps", "200 captions, 4 steps", case="shapes-few, 4"),
     "shapes-unet": lambda: _facts("2026-11-26-unet-drift", "100 captions", model="shapes-unet", nproc=1, case="serial"),
     "shapes-experts": lambda: _facts("2026-11-24-experts", "100 captions, one expert asked", case="top 1"),
     "tiles": lambda: _facts("2026-11-25-any-order", "200 captions, 12 forwards", case="LPD, 12 steps"),

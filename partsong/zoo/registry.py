@@ -84,6 +84,17 @@ _ROWS = (
         recipe="recipes/train_shapes.py",
     ),
     ZooModel(
+        name="shapes-few",
+        kind="image",
+        description=(
+            "The pipeline of shapes with a transformer that needs four steps without guidance, where its teacher takes "
+            "28 with; two steps and one lose more."
+        ),
+        defaults=MappingProxyType(_SCENES | {"num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 1}),
+        task=shapes,
+        recipe="recipes/train_shapes_few.py",
+    ),
+    ZooModel(
         name="shapes-unet",
         kind="image",
         description=(

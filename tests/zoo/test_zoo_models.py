@@ -21,7 +21,7 @@ from partsong.zoo.tiles.scoring import score_tiles
 FOLDER = zoo.MODELS["shapes"].folder
 LIMIT_BYTES = {
     **{"shapes": 25_000_000, "shapes-unet": 15_000_000, "motion": 15_000_000, "motion-causal": 15_000_000},
-    **{"shapes-experts": 12_000_000, "tiles": 7_000_000},
+    **{"shapes-few": 30_000_000, "shapes-experts": 12_000_000, "tiles": 7_000_000},
     **{"lists-mdlm": 10_000_000, "lists-ar": 10_000_000, "sums": 10_000_000, "products": 4_000_000},
 }
 
@@ -95,6 +95,20 @@ def test_words_that_a_model_does_not_know_have_features_like_any_others(name: st
     ids = loaded.tokenizer(["a red dog, ünlike 7 others!"], **words).input_ids
     features = loaded.text_encoder(ids)[0]
     assert bool(features.isfinite().all())
+
+
+def test_the_few_step_model_draws_in_four_calls_what_captions_say() -> None:
+    loaded, calls = zoo.load("shapes-few"), list[int]()
+    assert type(loaded) is StableDiffusion3Pipeline
+    loaded.set_progress_bar_config(disable=True)
+    loaded.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
+    result = score(loaded, 40, seed=5, batch=40, **zoo.MODELS["shapes-few"].defaults)
+    assert len(calls) == 4
+    assert result.facts_read >= 0.9
+
+
+def test_the_weights_together_stay_small() -> None:
+    assert sum(path.stat().st_size for name in zoo.MODELS for path in files(name)) <= 110_000_000
 
 
 def test_the_experts_draw_what_captions_say_and_only_those_that_are_asked_are_loaded() -> None:
