@@ -69,6 +69,7 @@ class ZooModel:
 
 
 _SCENES = {"num_inference_steps": 28, "guidance_scale": 5.0, "height": 64, "width": 64}
+_FEW = {"num_inference_steps": 4, "guidance_scale": 1.0}
 _VIDEOS = {"height": 32, "width": 32, "num_frames": 31, "max_sequence_length": 24}
 
 _ROWS = (
@@ -90,7 +91,7 @@ _ROWS = (
             "The pipeline of shapes with a transformer that needs four steps without guidance, where its teacher takes "
             "28 with; two steps and one lose more."
         ),
-        defaults=MappingProxyType(_SCENES | {"num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 1}),
+        defaults=MappingProxyType(_SCENES | _FEW | {"max_sequence_length": 1}),
         task=shapes,
         recipe="recipes/train_shapes_few.py",
     ),
@@ -146,7 +147,7 @@ _ROWS = (
             "The same videos from a causal model in four steps without guidance, block after block of eight frames, "
             "for streams without end; a Wan pipeline around a SkyReels-V2 transformer."
         ),
-        defaults=MappingProxyType(_VIDEOS | {"num_inference_steps": 4, "guidance_scale": 1.0}),
+        defaults=MappingProxyType(_VIDEOS | _FEW),
         task=motion,
         recipe="recipes/train_motion.py",
     ),
