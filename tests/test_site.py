@@ -12,6 +12,12 @@ import pytest
 from tests.documents import ROOT
 
 
+def test_the_site_lists_every_page() -> None:
+    listed = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").splitlines()
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"README", "index"}
+    assert not pages - {*listed}
+
+
 @pytest.mark.full
 def test_site_builds_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="sphinx is not installed: make docs brings it")
