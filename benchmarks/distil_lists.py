@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -70,16 +73,16 @@ class Config:
     """Answers drawn to each of the prompts whose answers are counted."""
     seed: int = 12
     """Seed of prompts and draws."""
+    workers: int = 1
+    """Models that are measured at once, each in a process of its own on one thread. Nothing here is timed."""
 
 
 def main(config: Config) -> None:
     """Measures and writes the files."""
-    torch.set_num_threads(1)
-    rows: list[Row] = []
-    for name, model in _models(config.students):
-        method, _, seed = name.partition(":")
-        of = {"model": name, "method": method, "seed": int(seed) if seed else None}
-        rows += [{**of, **row} for row in (*_speeds(model, config), *_spreads(model, config))]
+    students = sorted(path for path in config.students.iterdir() if path.is_dir())
+    with ProcessPoolExecutor(config.workers, mp_context=get_context("spawn")) as pool:
+        parts = pool.map(partial(_measure, config), [None, *students])
+        rows = [row for part in parts for row in part]
     note = (
         f"`lists-mdlm`, the teacher, and students that `recipes/distil_lists.py` made at equal steps from each seed; "
         f"{config.prompts} fresh prompts per cell, a canvas of 24 in one block, no cache, likeliest tokens. Tokens are "
@@ -90,11 +93,17 @@ def main(config: Config) -> None:
     file_result(config.out, "benchmarks/distil_lists.py", rows, "Students of lists-mdlm", note, _page(rows, config))
 
 
-def _models(folder: Path) -> list[tuple[str, PreTrainedModel]]:
-    """Lists the teacher and the students, named METHOD:SEED."""
-    students = sorted(path for path in folder.iterdir() if path.is_dir())
-    pairs = [(":".join(path.name.rsplit("-", 1)), load_folder(path)) for path in students]
-    return [(TEACHER, zoo.load(TEACHER).model), *pairs]
+def _measure(config: Config, folder: Path | None) -> list[Row]:
+    """Measures a student, which is named METHOD:SEED, or the teacher if there is no folder."""
+    torch.set_num_threads(1)
+    method, seed = (TEACHER, None) if folder is None else folder.name.rsplit("-", 1)
+    model = zoo.load(TEACHER).model if folder is None else load_folder(folder)
+    of = {
+        "model": method if seed is None else f"{method}:{seed}",
+        "method": method,
+        "seed": None if seed is None else int(seed),
+    }
+    return [{**of, **row} for row in (*_speeds(model, config), *_spreads(model, config))]
 
 
 def _asked(family: str, size: int | None, num: int, seed: int) -> list[ListExample]:

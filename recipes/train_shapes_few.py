@@ -12,7 +12,8 @@ teacher is that transformer with guidance. There are seven stages; each of 3 to 
 6. `export`: writes a stock pipeline folder;
 7. `evaluate`: reads the facts of fresh pictures in one, two and four steps.
 
-Run on one core:  OMP_NUM_THREADS=1 python recipes/train_shapes_few.py --out runs/shapes-few
+Run on one core:   OMP_NUM_THREADS=1 python recipes/train_shapes_few.py --out runs/shapes-few
+Train it on:       python recipes/train_shapes_few.py --out runs/on --start FOLDER --stages pool,reader,matching,export
 
 Every step draws its data and noise from (seed, step), so a stage that was stopped continues from its checkpoint with
 exactly the steps it would have made.
@@ -51,7 +52,7 @@ from partsong.zoo.consistency import (
     trig_velocity,
 )
 from partsong.zoo.few_steps import build_few_step_scheduler
-from partsong.zoo.folders import save_pipeline
+from partsong.zoo.folders import begin_with, pipeline_to_begin_with, save_pipeline
 from partsong.zoo.shapes.grammar import describe
 from partsong.zoo.shapes.latent_reader import LatentReader, asked_facts, fact_loss, scene_facts, with_another
 from partsong.zoo.shapes.model import Generator, deepened, token_ids
@@ -83,7 +84,9 @@ class Config:
     stages: str = ",".join(STAGES)  # The stages to run, with commas between.
     seed: int = 0  # The seed of all draws.
     device: str = "cuda" if torch.cuda.is_available() else "cpu"  # Where to train: cpu or cuda.
+    start: str = ""  # A folder of `shapes-few` of the same sizes that the student begins with.
     save_minutes: float = 1.0  # Minutes between checkpoints.
+    minutes: float = 6000.0  # Most minutes of each of stages 3 to 5, whose rates fall to zero by then.
     pool_size: int = 24_000  # Encoded examples.
     guidance: float = 5.0  # The teacher's guidance, which the student learns with everything else.
     batch: int = 48  # Pictures per step.
@@ -265,15 +268,13 @@ class Lessons:
         with torch.no_grad():
             teacher = self.taught(example)(points, time)
         student = self.velocity(self.student, example.captions)
-        return continuous_loss(
-            student, teacher, points, time, warmth=min(1.0, step / warm_steps) if warm_steps else 1.0
-        )
+        warmth = min(1.0, step / warm_steps) if warm_steps else 1.0
+        return continuous_loss(student, teacher, points, time, warmth=warmth)
 
     def matching(self, step: int, rng: np.random.Generator) -> Tensor:
         """Returns the loss of stage 5: matching, the reader's, what the model of samples learns, and consistency."""
-        example = self.draw(rng)
+        example, grid = self.draw(rng), self.grids[-1]
         sample = self.own_sample(example, WALKS[step % len(WALKS)])
-        grid = self.grids[-1]
         time = grid[torch.randint(1, len(grid), (len(sample),), generator=example.rest)].float()
         noise = example.fresh_noise()
         points = noised(sample.detach(), noise, time)
@@ -323,6 +324,8 @@ def train(config: Config, world: World, name: str) -> None:
     if name == "matching" and config.reading and lessons.reader is None:
         raise ArgumentError(f"no {config.out}/reader.pt; run the stage 'reader' first, or use --reading 0")
     student, fake = lessons.student.transformer, lessons.fake.transformer
+    if config.start:
+        begin_with(config.start, student, pipeline_to_begin_with(config.start, "transformer").transformer)
     for before in TRAINED[: TRAINED.index(name)]:
         if (Path(config.out) / f"{before}.pt").exists():
             student.load_state_dict(student_weights(config, before))
@@ -336,11 +339,11 @@ def train(config: Config, world: World, name: str) -> None:
         optimizers,
         key=(TRAINING, config.seed, STAGES.index(name)),
         steps=getattr(config, f"{name}_steps"),
+        minutes=config.minutes,
         save_minutes=config.save_minutes,
         report_every=20,
     )
-    loss_of = getattr(lessons, name)
-    stage.run(lambda rng: (loss_of(stage.step, rng), ""))
+    stage.run(lambda rng: (getattr(lessons, name)(stage.step, rng), ""))
 
 
 def student_weights(config: Config, stage: str) -> dict[str, Tensor]:
@@ -379,6 +382,8 @@ def evaluate(config: Config, world: World) -> None:
 
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
+    if config.start:
+        pipeline_to_begin_with(config.start, "transformer")  # A wrong folder ends here, before any work.
     runners: dict[str, Any] = {"pool": encode_pool, "reader": train_reader}
     runners |= {name: functools.partial(train, name=name) for name in TRAINED}
     run_stages(config, world, runners | {"export": export, "evaluate": evaluate})

@@ -30,7 +30,7 @@ FILES = {
     "stream": "2026-11-22-zoo-video-memory",
     "oracle": "2026-11-22-oracle",
     "lists": "2026-11-22-zoo-text",
-    "sums": "2026-11-22-zoo-sums",
+    "sums": "2026-11-26-zoo-sums",
     "votes": "2026-11-22-votes",
     "kills": "2026-11-22-reasoning-kills",
     "gsm": "2026-11-22-gsm8k",

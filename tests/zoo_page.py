@@ -65,9 +65,9 @@ def training(model: ZooModel) -> str:
     name = model.recipe.rpartition("/")[2]
     text = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
     expected = next(line for line in text.splitlines() if line.startswith(f"| `{name}`")).split(" | ")[2]
-    match = re.match(r"On (one|two) (?:shared )?cores? about (.*?)[:.](?= |$)", expected)
+    match = re.match(r"On (one|two) (?:shared )?cores? about (.*?)(, then .*?)?[:.](?= |$)", expected)
     assert match is not None, f"recipes/README.md does not say how long {name} takes"
-    return f"{match[2]}, {match[1]} core{'s' * (match[1] == 'two')}"
+    return f"{match[2]}, {match[1]} core{'s' * (match[1] == 'two')}{match[3] or ''}"
 
 
 def card(name: str, pattern: str) -> str:
@@ -106,7 +106,7 @@ def _lists_ar() -> tuple[str, str]:
 
 
 def _sums() -> tuple[str, str]:
-    file, votes = "2026-11-22-zoo-sums", "self-consistency:num=8"
+    file, votes = "2026-11-26-zoo-sums", "self-consistency:num=8"
     greedy = row(file, task="countdown", strategy="greedy")
     vote = row(file, task="countdown", strategy=votes)
     shares = f"{100 * greedy['accuracy']:.0f} % of {greedy['problems']} countdowns"

@@ -88,8 +88,8 @@ _ROWS = (
         name="shapes-few",
         kind="image",
         description=(
-            "The pipeline of shapes with a transformer that needs four steps without guidance, where its teacher takes "
-            "28 with; two steps and one lose more."
+            "The pipeline of shapes with a transformer that needs four, two or one steps without guidance, where its "
+            "teacher takes 28 with."
         ),
         defaults=MappingProxyType(_SCENES | _FEW | {"max_sequence_length": 1}),
         task=shapes,
@@ -144,8 +144,8 @@ _ROWS = (
         name="motion-causal",
         kind="video",
         description=(
-            "The same videos from a causal model in four steps without guidance, block after block of eight frames, "
-            "for streams without end; a Wan pipeline around a SkyReels-V2 transformer."
+            "The same videos from a causal model in two or four steps without guidance, block after block of eight "
+            "frames, for streams without end; a Wan pipeline around a SkyReels-V2 transformer."
         ),
         defaults=MappingProxyType(_VIDEOS | _FEW),
         task=motion,

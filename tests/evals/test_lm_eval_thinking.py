@@ -264,9 +264,9 @@ def test_the_command_line_thinks_about_a_local_task(tmp_path: Path, monkeypatch:
     samples = runs_of(tmp_path / "calls.db")
     assert len(samples) == 12 and {len(drawn) for drawn in samples} == {3}
     for prompt, text in ((one.question, text) for index, one in enumerate(SUMS) for text in texts[index]):
-        (drawn,) = [said for said in samples if said[0][0] == prompt and text in {each for _, each in said}]
-        votes = Counter(answer_of(each) for _, each in drawn)
-        assert votes[answer_of(text)] == max(votes.values())
+        drawn = [said for said in samples if said[0][0] == prompt and text in {each for _, each in said}]
+        votes = [Counter(answer_of(each) for _, each in said) for said in drawn]  # Two runs may hold the same text.
+        assert any(counts[answer_of(text)] == max(counts.values()) for counts in votes)
     same, again = run_harness(tmp_path / "again", command, monkeypatch)
     assert same == texts and again["config"]["replayed"] == again["config"]["calls"] == 36
     assert again["results"]["sums"] == first["results"]["sums"]

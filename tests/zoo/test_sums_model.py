@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def test_the_folder_is_stock_and_small() -> None:
 def test_votes_and_rounds_beat_a_single_draft(
     model: LlamaForCausalLM, questions: list[str], drafts: list[list[Draft]]
 ) -> None:
-    """Measured on 150 problems: 15, 53 and 38 per cent; the bounds lie well below."""
+    """Measured on 300 problems: 20, 59 and 50 per cent; the bounds lie well below."""
     every = [check(q, one.text) for q, made in zip(questions, drafts, strict=True) for one in made]
     single = sum(every) / len(every)
     voted = sum((said := vote(made)) is not None and check(q, said) for q, made in zip(questions, drafts, strict=True))
@@ -77,13 +78,20 @@ def test_who_says_yes_is_mostly_right(questions: list[str], drafts: list[list[Dr
     assert sum(": no. " in one.text for one in gave_up) / len(gave_up) >= 0.9
 
 
-def test_it_lists_what_attempts_have_found(model: LlamaForCausalLM) -> None:
-    cases = [
-        ("37+48-19*3=?", [f"19*3=57, 37+48=85, 85-57={said}. answer: {said}" for said in (28, 31, 28)]),
-        ("make 64 from 3 7 25 6", ["25-6=19, 3*7=21, 19+21=40: no. answer: none"] * 2),
-    ]
-    wanted = [tally(*case) for case in cases]
-    assert [draft.text for draft in sample(model, [distil(*case) for case in cases], seed=None)] == wanted
+def test_it_lists_what_attempts_have_found(
+    model: LlamaForCausalLM, questions: list[str], drafts: list[list[Draft]]
+) -> None:
+    """Of countdowns it names the first success, or none; of sums results that drafts have, if not always in order."""
+    cases = [(q, [one.text for one in made[:3]]) for q, made in zip(questions, drafts, strict=True)]
+    made = sample(model, [distil(*case) for case in cases], seed=None)
+    assert sum(draft.text == tally(*case) for draft, case in zip(made, cases, strict=True)) >= 0.8 * NUM
+    sums_asked = [example.question for example in examples(NUM, 11, ["sum"])]
+    tried = sample(model, [question for question in sums_asked for _ in range(2)], seed=1)
+    pairs = [(q, [one.text for one in tried[2 * at : 2 * at + 2]]) for at, q in enumerate(sums_asked)]
+    named = sample(model, [distil(*pair) for pair in pairs], seed=None)
+    found = [set(re.findall(r"-?\d+", draft.text)) for draft in named]
+    asked = [set(re.findall(r"-?\d+", tally(*pair))) for pair in pairs]
+    assert sum(bool(one) and one <= those for one, those in zip(found, asked, strict=True)) >= 0.8 * NUM
 
 
 def test_the_library_thinks_with_it(questions: list[str]) -> None:

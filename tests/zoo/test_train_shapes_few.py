@@ -106,6 +106,34 @@ def test_unknown_stages_and_knobs_out_of_bounds_are_refused(recipe: ModuleType, 
         recipe.trained_model(World("cpu"), 6)
 
 
+def test_a_student_that_was_shipped_is_trained_on(recipe: ModuleType, finished: Path, tmp_path: Path) -> None:
+    for name in ("pool.npy", "reader.pt"):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    knobs = {"start": str(finished / "export"), "stages": "matching", "matching_rate": 0.0, "matching_steps": 1}
+    recipe.run(tiny(recipe, tmp_path, **knobs), World("cpu"))
+    begun = recipe.student_weights(tiny(recipe, tmp_path), "matching")
+    for name, tensor in recipe.student_weights(tiny(recipe, finished), "matching").items():
+        torch.testing.assert_close(begun[name], tensor.half().float(), rtol=0, atol=0)
+
+
+def test_a_folder_that_no_student_can_begin_with_is_refused(recipe: ModuleType, finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="it has no model_index.json; name a saved pipeline's folder"):
+        recipe.run(tiny(recipe, tmp_path, start=str(tmp_path)), World("cpu"))
+    assert not (tmp_path / "pool.npy").exists(), "before any work"
+    for name in ("pool.npy", "reader.pt"):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    with pytest.raises(ArgumentError, match="cannot begin with .*: its transformer_blocks"):
+        recipe.run(tiny(recipe, tmp_path, start=str(finished / "export"), stages="matching", copies=2), World("cpu"))
+    assert not (tmp_path / "matching.pt").exists()
+
+
+def test_minutes_that_are_used_up_end_a_stage(recipe: ModuleType, finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "pool.npy").write_bytes((finished / "pool.npy").read_bytes())
+    knobs = {"stages": "discrete", "discrete_steps": 10**6, "minutes": 1e-6}
+    recipe.run(tiny(recipe, tmp_path, **knobs), World("cpu"))
+    assert torch.load(tmp_path / "discrete.pt", weights_only=True)["step"] == 1
+
+
 def test_matching_without_a_reader_is_refused(recipe: ModuleType, finished: Path, tmp_path: Path) -> None:
     (tmp_path / "pool.npy").write_bytes((finished / "pool.npy").read_bytes())
     with pytest.raises(ArgumentError, match=r"no .*/reader\.pt; run the stage 'reader' first, or use --reading 0"):
