@@ -97,14 +97,15 @@ def test_words_that_a_model_does_not_know_have_features_like_any_others(name: st
     assert bool(features.isfinite().all())
 
 
-def test_the_few_step_model_draws_in_four_calls_what_captions_say() -> None:
-    loaded, calls = zoo.load("shapes-few"), list[int]()
+@pytest.mark.parametrize(("steps", "least"), [(4, 0.95), (2, 0.9), (1, 0.86)])
+def test_the_few_step_model_draws_in_so_many_calls_what_captions_say(steps: int, least: float) -> None:
+    loaded, calls, row = zoo.load("shapes-few"), list[int](), zoo.MODELS["shapes-few"]
     assert type(loaded) is StableDiffusion3Pipeline
     loaded.set_progress_bar_config(disable=True)
     loaded.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
-    result = score(loaded, 40, seed=5, batch=40, **zoo.MODELS["shapes-few"].defaults)
-    assert len(calls) == 4
-    assert result.facts_read >= 0.9
+    result = score(loaded, 40, seed=5, batch=40, **row.defaults | {"num_inference_steps": steps})
+    assert len(calls) == steps
+    assert result.facts_read >= least
 
 
 def test_the_weights_together_stay_small() -> None:
@@ -124,13 +125,15 @@ def test_the_experts_draw_what_captions_say_and_only_those_that_are_asked_are_lo
     assert zoo.complete("shapes", loaded) is loaded and zoo.complete(None, loaded).transformer is mixture
 
 
-@pytest.mark.parametrize(("name", "num", "least"), [("motion", 8, 0.8), ("motion-causal", 12, 0.6)])
-def test_the_video_models_are_stock_wan_pipelines_that_animate(name: str, num: int, least: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "steps", "num", "least"),
+    [("motion", 10, 8, 0.8), ("motion-causal", 4, 12, 0.7), ("motion-causal", 2, 12, 0.7)],
+)
+def test_the_video_models_are_stock_wan_pipelines_that_animate(name: str, steps: int, num: int, least: float) -> None:
     row, loaded = zoo.MODELS[name], zoo.load(name)
     assert type(loaded) is WanPipeline
     assert row.kind == "video"
     loaded.set_progress_bar_config(disable=True)
-    steps = min(10, row.defaults["num_inference_steps"])
     result = motion_score(loaded, num, seed=3, batch=8, **row.defaults | {"num_inference_steps": steps})
     assert result.videos.shape == (num, 31, 32, 32, 3)
     assert result.facts_read >= least
