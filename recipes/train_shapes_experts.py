@@ -36,7 +36,7 @@ from torch import Tensor
 from partsong import zoo
 from partsong.zoo.shapes.grammar import describe
 from partsong.zoo.shapes.model import Generator, draw_sigmas, token_ids
-from partsong.zoo.shapes.pool import build_pool, draw_scenes, encode, shipped_model
+from partsong.zoo.shapes.pool import build_pool, draw_scenes, encode, load_pool, shipped_model
 from partsong.zoo.shapes.scenes import Thing, generator
 from partsong.zoo.shapes.scoring import score
 from partsong.zoo.shapes_experts.clusters import Clusters, find_clusters
@@ -95,7 +95,7 @@ def encode_pool(config: Config, world: World) -> None:
 
 def read_pool(config: Config) -> NDArray[np.float16]:
     """Reads what stage 1 has written."""
-    return np.load(Path(config.out) / "pool.npy")
+    return load_pool(Path(config.out) / "pool.npy", pool_scenes(config))
 
 
 def sort_clusters(config: Config, world: World) -> None:

@@ -32,7 +32,6 @@ from typing import Annotated, Any, cast
 import numpy as np
 import torch
 import tyro
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from partsong import zoo
@@ -56,7 +55,7 @@ from partsong.zoo.folders import begin_with, pipeline_to_begin_with, save_pipeli
 from partsong.zoo.shapes.grammar import describe
 from partsong.zoo.shapes.latent_reader import LatentReader, asked_facts, fact_loss, scene_facts, with_another
 from partsong.zoo.shapes.model import Generator, deepened, token_ids
-from partsong.zoo.shapes.pool import build_pool, draw_scenes, shipped_model
+from partsong.zoo.shapes.pool import build_pool, draw_scenes, load_pool, shipped_model
 from partsong.zoo.shapes.scenes import Thing, generator
 from partsong.zoo.shapes.scoring import score
 from partsong.zoo.stage import TrainingStage, adam, muon_and_adam, read_average, run_stages
@@ -216,8 +215,8 @@ class Lessons:
 
     def __init__(self, config: Config, world: World) -> None:
         self.config, self.world = config, world
-        self.latents: NDArray[np.float16] = np.load(Path(config.out) / "pool.npy")
         self.scenes = pool_scenes(config)
+        self.latents = load_pool(Path(config.out) / "pool.npy", self.scenes)
         self.teacher, self.fake = shipped_model(world), trained_model(world)
         self.student = trained_model(world, config.copies)
         self.reader = load_reader(config, world)

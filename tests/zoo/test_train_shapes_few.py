@@ -127,6 +127,18 @@ def test_a_folder_that_no_student_can_begin_with_is_refused(recipe: ModuleType, 
     assert not (tmp_path / "matching.pt").exists()
 
 
+@pytest.mark.parametrize("knobs", [{"seed": 1}, {"pool_size": 11}], ids=str)
+def test_a_pool_of_other_scenes_is_refused(
+    recipe: ModuleType, finished: Path, tmp_path: Path, knobs: dict[str, int]
+) -> None:
+    (tmp_path / "pool.npy").write_bytes((finished / "pool.npy").read_bytes())
+    with pytest.raises(ArgumentError, match=r"pool\.npy holds 12 scenes and shows others than the 1[12] of this seed"):
+        recipe.run(tiny(recipe, tmp_path, stages="discrete", **knobs), World("cpu"))
+    (tmp_path / "pool.npy").unlink()
+    with pytest.raises(ArgumentError, match=r"no .*pool\.npy; run the stage 'pool' first"):
+        recipe.run(tiny(recipe, tmp_path, stages="discrete"), World("cpu"))
+
+
 def test_minutes_that_are_used_up_end_a_stage(recipe: ModuleType, finished: Path, tmp_path: Path) -> None:
     (tmp_path / "pool.npy").write_bytes((finished / "pool.npy").read_bytes())
     knobs = {"stages": "discrete", "discrete_steps": 10**6, "minutes": 1e-6}

@@ -13,15 +13,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from partsong.errors import ArgumentError
 from partsong.zoo.registry import load
 from partsong.zoo.shapes.drawing import paint
 from partsong.zoo.shapes.model import Generator
 from partsong.zoo.shapes.scenes import Thing, draw_things, generator
 from partsong.zoo.training import World
 
-__all__ = ["build_pool", "draw_scenes", "encode", "shipped_model"]
+__all__ = ["build_pool", "draw_scenes", "encode", "load_pool", "shipped_model"]
 
 _AT_A_TIME = 64
+#: So many scenes are encoded again to know a pool by, and so far a latent may be off, as another processor rounds.
+_COMPARED, _ROUNDING = 4, 0.1
 
 
 def draw_scenes(num: int, *key: int) -> list[list[Thing]]:
@@ -51,6 +54,28 @@ def build_pool(path: Path, scenes: Sequence[Sequence[Thing]], world: World) -> N
     with path.with_suffix(".new").open("wb") as file:
         np.save(file, np.concatenate(parts))
     path.with_suffix(".new").replace(path)
+
+
+def load_pool(path: Path, scenes: Sequence[Sequence[Thing]]) -> NDArray[np.float16]:
+    """Loads the latents `[scenes, 4, 16, 16]` that `build_pool` wrote.
+
+    Args:
+        path: the file.
+        scenes: what it should show.
+
+    Raises:
+        ArgumentError: there is no such file, or it shows other scenes.
+    """
+    if not path.exists():
+        raise ArgumentError(f"no {path}; run the stage 'pool' first")
+    latents = np.load(path)
+    first = encode(load("shapes").vae, scenes[:_COMPARED]).astype(np.float32)
+    if len(latents) != len(scenes) or np.abs(latents[:_COMPARED].astype(np.float32) - first).max() > _ROUNDING:
+        raise ArgumentError(
+            f"{path} holds {len(latents)} scenes and shows others than the {len(scenes)} of this seed and pool_size; "
+            "use those that it was made with, or another folder"
+        )
+    return latents
 
 
 def shipped_model(world: World) -> Generator:
