@@ -122,16 +122,16 @@ def encode_pool(config: Config, world: World) -> None:
 def train_reader(config: Config, world: World) -> None:
     """Runs stage 2; writes `reader.pt`."""
     torch.manual_seed(config.seed)
-    scenes = pool_scenes(config)
+    scenes, out = pool_scenes(config), Path(config.out)
     others = [with_another(things, generator(OTHERS, config.seed, index)) for index, things in enumerate(scenes[::2])]
-    build_pool(Path(config.out) / "others.npy", others, world)
-    latents = np.concatenate([np.load(Path(config.out) / f"{name}.npy") for name in ("pool", "others")])
+    build_pool(out / "others.npy", others, world)
+    latents = np.concatenate([load_pool(out / "pool.npy", scenes), load_pool(out / "others.npy", others)])
     facts = scene_facts([*scenes, *others])
     reader = LatentReader().to(world.device)
     inside = [p for n, p in reader.named_parameters() if p.ndim == 4 and n.startswith("blocks.")]
     stage = TrainingStage(
         world,
-        Path(config.out) / "reader.pt",
+        out / "reader.pt",
         reader,
         muon_and_adam(reader, inside, (3e-3, 2e-3), 0.01),
         key=(TRAINING, config.seed, STAGES.index("reader")),
@@ -381,8 +381,9 @@ def evaluate(config: Config, world: World) -> None:
 
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
-    if config.start:
-        pipeline_to_begin_with(config.start, "transformer")  # A wrong folder ends here, before any work.
+    if config.start:  # A wrong folder ends here, before any work.
+        begun = pipeline_to_begin_with(config.start, "transformer").transformer
+        begin_with(config.start, trained_model(world, config.copies).transformer, begun)
     runners: dict[str, Any] = {"pool": encode_pool, "reader": train_reader}
     runners |= {name: functools.partial(train, name=name) for name in TRAINED}
     run_stages(config, world, runners | {"export": export, "evaluate": evaluate})

@@ -24,8 +24,7 @@ FILES = {
     "wires": "2026-11-24-wires",
     "lagged": "2026-11-24-lagged-layers",
     "partial": "2026-11-24-partial-patch",
-    "video": "2026-11-22-zoo-video",
-    "clip": "2026-11-22-zoo-video-clip",
+    "video": "2026-11-26-zoo-video",
     "queue": "2026-11-22-zoo-video-memory-queue",
     "stream": "2026-11-22-zoo-video-memory",
     "oracle": "2026-11-22-oracle",
@@ -130,20 +129,12 @@ def _read(picture: Row) -> dict[str, str]:
 
 def _videos() -> dict[str, Any]:
     first = filed(FILES["video"])["rows"][0]
-    clip = next(each for each in filed(FILES["clip"])["rows"] if "window=8, stride=None" in each["case"])
-    windows = row(FILES["clip"], case="sliding windows")
     return {
         "video": {
             "frames": str(first["frames"]),
             "trained": str(ZOO["motion"].defaults["num_frames"]),
             "captions": str(first["num_captions"]),
         },
-        "clip": {
-            "captions": str(clip["num_captions"]),
-            "facts": percent(clip["facts_read"]),
-            "kept": percent(clip["identity_kept"]),
-        },
-        "windows": {"facts": percent(windows["facts_read"]), "kept": percent(windows["identity_kept"])},
     }
 
 
