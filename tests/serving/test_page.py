@@ -17,7 +17,7 @@ from tests.serving.browser import chromium, field, lacking, opened, pixels, png
 from tests.serving.page_stand_in import StandIn, serve
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 if lacking():
     pytest.skip(lacking() or "", allow_module_level=True)
@@ -120,6 +120,32 @@ def test_jobs_survive_a_reload(page: Page, server: StandIn) -> None:
     expect(page.get_by_role("heading", name="picture 7")).to_be_visible()
     page.go_back()
     expect(page.get_by_role("heading", name=running["prompt"])).to_be_visible()
+
+
+def test_a_job_that_is_opened_while_the_page_still_loads_stays_open(page: Page, server: StandIn) -> None:
+    server.add(n=2, prompt="two")
+    server.finish(JOB, {"a.png": png(3), "b.png": png(4)})
+    held: list[Route] = []
+
+    def asked(times: int) -> None:
+        while len(held) < times:
+            page.title()  # Requests come to light while something is awaited of the browser.
+
+    page.goto("about:blank")
+    page.route("**/v1/jobs?limit=*", lambda route: held.append(route))
+    page.goto("/")
+    asked(1)
+    page.evaluate("job => { location.hash = `job=${job}`; }", JOB)
+    asked(2)
+    first, later = held
+    later.continue_()
+    second = page.get_by_role("button", name="two (2 of 2)")
+    expect(second).to_be_visible()
+    with page.expect_response("**/v1/jobs?limit=*") as listed:
+        first.continue_()
+    listed.value.finished()
+    page.wait_for_load_state("networkidle")
+    expect(second).to_be_visible()
 
 
 def test_several_pictures_and_their_settings_again(page: Page, server: StandIn) -> None:

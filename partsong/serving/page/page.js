@@ -42,9 +42,11 @@ function made(job) {
 }
 
 async function start() {
+  start.failed = false;
   try {
     await offer();
   } catch (fault) {
+    start.failed = true;
     return notify(fault);
   }
   $("notice").hidden = $("key-form").hidden = true;
@@ -72,6 +74,7 @@ async function route() {
   if (start.first !== "create") return;
   try {
     if (!gallery.jobs.size) await gallery.refresh();
+    if (location.hash.slice(1) !== place) return; // the address has changed meanwhile, and who changed it shows that
     const running = place ? null : [...gallery.jobs.values()].find((job) => job.status === "in_progress" && job.kind !== "chat" && !job.twin_of);
     gallery.mark(id || running?.id);
     if (id || running) await stage.open(id || running.id);
@@ -102,7 +105,7 @@ async function health() {
   $("health-text").textContent = word;
   say($("model-hint"), fault?.status === 503 ? fault.message : "");
   if (!fault && before === "soon" && start.first) offer().catch(notify);
-  else if (!fault && !start.first && $("key-form").hidden) start(); // the server was not there when the page began
+  else if (!fault && start.failed && $("key-form").hidden) start(); // the server was not there when the page began
   setTimeout(health, fault ? HEALTH / 5 : HEALTH);
 }
 
