@@ -1,0 +1,40 @@
+"""Tables that people wrote into pages and cards hold the figures of the files they name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.documents import ROOT
+from tests.results_files import filed
+
+
+def percentages(file: str, key: str) -> set[str]:
+    return {f"{100 * row[key]:.1f}" for row in filed(file)["rows"]}
+
+
+@pytest.mark.parametrize(
+    ("page", "file", "key"),
+    [
+        ("docs/few-steps.md", "2026-11-26-few-steps", "facts_read"),
+        ("docs/zoo-sums.md", "2026-11-26-zoo-sums", "accuracy"),
+    ],
+)
+def test_a_page_has_every_share_of_its_file(page: str, file: str, key: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert f"benchmarks/{file}.md" in text
+    cells = {
+        cell.split()[0]
+        for line in text.splitlines()
+        if line.startswith("|")
+        for cell in line.split("|")
+        if cell.strip()
+    }
+    assert not percentages(file, key) - cells
+
+
+def test_the_card_of_the_few_step_model_has_the_shares_of_its_file() -> None:
+    text = (ROOT / "partsong/zoo/weights/shapes-few/README.md").read_text(encoding="utf-8")
+    shares = {
+        f"{100 * row['facts_read']:.1f}" for row in filed("2026-11-26-few-steps")["rows"] if row["calls"] in (1, 2, 4)
+    }
+    assert len(shares) == 6 and all(share in text for share in shares)
