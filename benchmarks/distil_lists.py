@@ -1,6 +1,6 @@
 """Measures students of `lists-mdlm`: ``python benchmarks/distil_lists.py --students FOLDER --out benchmarks/NAME``.
 
-The folder holds what `recipes/distil_lists.py` exports. For every student it measures valid answers and tokens per
+The folder holds what `zoo/recipes/distil_lists.py` exports. For every student it measures valid answers and tokens per
 forward beside the teacher's, the area under that curve (AUP), and whether answers that should be random still are.
 """
 
@@ -24,9 +24,9 @@ from transformers import PreTrainedModel
 from partsong import zoo
 from partsong.evals.parallelbench.aup import aup_board
 from partsong.seeds import derive
-from partsong.zoo.folders import load_folder
-from partsong.zoo.lists.speed import measure_speed, measure_spread
-from partsong.zoo.lists.tasks import ListExample, draw
+from partsong_zoo.folders import load_folder
+from partsong_zoo.lists.speed import measure_speed, measure_spread
+from partsong_zoo.lists.tasks import ListExample, draw
 
 TEACHER = "lists-mdlm"
 RULE = "entropy-bound"
@@ -84,7 +84,7 @@ def main(config: Config) -> None:
         parts = pool.map(partial(_measure, config), [None, *students])
         rows = [row for part in parts for row in part]
     note = (
-        f"`lists-mdlm`, the teacher, and students that `recipes/distil_lists.py` made at equal steps from each seed; "
+        "`lists-mdlm`, the teacher, students that `zoo/recipes/distil_lists.py` made in equal steps from each seed; "
         f"{config.prompts} fresh prompts per cell, a canvas of 24 in one block, no cache, likeliest tokens. Tokens are "
         f"those of the answer and its end, so one forward per answer is the most there can be (*ceiling*). A cell is "
         f"the mean over seeds of right answers in percent / tokens per forward, with the least and the most of the "

@@ -1,8 +1,8 @@
 """Reads facts of experts that were trained apart: ``python benchmarks/experts.py --run RUN --out benchmarks/NAME``.
 
-RUN is the folder of recipes/train_shapes_experts.py. It compares the mixture, full and with the largest weights only,
-at several temperatures of the router, with the monolith of equal compute and with the model that all began as. Without
-a run it reads the experts that ship, and no monolith.
+RUN is the folder of zoo/recipes/train_shapes_experts.py. It compares the mixture, full and with the largest weights
+only, at several temperatures of the router, with the monolith of equal compute and with the model that all began as.
+Without a run it reads the experts that ship, and no monolith.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from filing import file_result, markdown_table
 from torch import nn
 
 from partsong import ExpertParallel, parallelize, zoo
-from partsong.zoo.scoring import FactScore
-from partsong.zoo.shapes.scoring import score
-from partsong.zoo.shapes_experts.loading import changed_transformer, put_experts
+from partsong_zoo.scoring import FactScore
+from partsong_zoo.shapes.scoring import score
+from partsong_zoo.shapes_experts.loading import changed_transformer, put_experts
 
 TEMPERATURES = (0.25, 0.5, 1.0, 2.0)
 EXPERTS = 4

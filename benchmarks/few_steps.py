@@ -1,6 +1,6 @@
 """Measures a few-step model beside its teacher: ``python benchmarks/few_steps.py --model FOLDER --out NAME``.
 
-The folder is what `recipes/train_shapes_few.py` exports. Measured are facts that are read from pictures of fresh
+The folder is what `zoo/recipes/train_shapes_few.py` exports. Measured are facts that are read from pictures of fresh
 captions, how far pictures of one caption are apart, calls of the transformer, and seconds per picture. The student
 samples by its own scheduler and by the consistency sampler.
 """
@@ -25,9 +25,9 @@ from torch import Tensor
 
 from partsong import zoo
 from partsong.samplers.denoising.consistency import consistency, flow_estimate, trigflow_times
-from partsong.zoo.scoring import FactScore
-from partsong.zoo.shapes.grammar import captions
-from partsong.zoo.shapes.reader import facts
+from partsong_zoo.scoring import FactScore
+from partsong_zoo.shapes.grammar import captions
+from partsong_zoo.shapes.reader import facts
 
 #: Pictures of one call.
 BATCH = 20

@@ -4,8 +4,8 @@
 models of the same predicted loss, in turn in one process. It also computes the cost for a model of 1.6 billion
 parameters on a GPU.
 
-``python benchmarks/parscale.py trained --runs FOLDER ... --out benchmarks/NAME`` files what recipes/train_parscale.py
-or recipes/train_prices.py measured in one or more folders, with 95 % intervals over seeds.
+``python benchmarks/parscale.py trained --runs FOLDER ... --out benchmarks/NAME`` files what train_parscale.py or
+train_prices.py of zoo/recipes/ measured in one or more folders, with 95 % intervals over seeds.
 """
 
 from __future__ import annotations
@@ -143,13 +143,13 @@ SIDES = {
 #: Descriptions of the recipes, by a setting that only one of them has.
 RECIPES = {
     "task": (
-        "`recipes/train_parscale.py`, bytes of files that no side was shown. `one`, `wide` and `streams` begin with "
-        "the same random weights, the frozen backbone is the same for all seeds"
+        "`zoo/recipes/train_parscale.py`, bytes of files that no side was shown. `one`, `wide` and `streams` begin "
+        "with the same random weights, the frozen backbone is the same for all seeds"
     ),
     "shops": (
-        "`recipes/train_prices.py`, the highest of as many prices as there are streams, questions drawn afresh. Each "
-        "seed has its own prices, and a model that learned them one at a time, from which all its sides begin. Rates "
-        "and sizes were chosen on seed 0; `noise` and `longer` have those of `streams` and `wide`"
+        "`zoo/recipes/train_prices.py`, the highest of as many prices as there are streams, questions drawn afresh. "
+        "Each seed has its own prices, and a model that learned them one at a time, from which all its sides begin. "
+        "Rates and sizes were chosen on seed 0; `noise` and `longer` have those of `streams` and `wide`"
     ),
 }
 

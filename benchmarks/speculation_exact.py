@@ -22,8 +22,8 @@ from partsong.kernels.speculation import DraftText, DraftTree, Observation
 from partsong.reasoning import Completion, Message, Parameters, Request
 from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.local.speculation.assistant import Assistant
-from partsong.zoo.lists.tasks import examples as list_examples
-from partsong.zoo.sums import examples as sum_examples
+from partsong_zoo.lists.tasks import examples as list_examples
+from partsong_zoo.sums import examples as sum_examples
 
 SETTINGS: tuple[tuple[float, float], ...] = ((0.0, 1.0), (0.7, 0.9), (1.0, 1.0))
 #: Two candidates this close are told apart by rounding alone.

@@ -21,7 +21,7 @@ from partsong.reasoning import Completion, Message, Parameters, Request
 from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.local.speculation.head import TrainedHead
 from partsong.seeds import derive
-from partsong.zoo.heads import prompts_of
+from partsong_zoo.heads import prompts_of
 
 #: Who guesses, by the name of the side.
 SIDES: dict[str, Any] = {

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from partsong import zoo
 from partsong.samplers.text import decode, load_text_model
-from partsong.zoo.lists.tasks import examples
+from partsong_zoo.lists.tasks import examples
 
 
 @dataclass(frozen=True, kw_only=True)

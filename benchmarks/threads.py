@@ -2,8 +2,8 @@
 
 ``python benchmarks/threads.py --out benchmarks/NAME --threads A --sequential B C``
 
-Models of `recipes/train_threads.py` answer the same fresh problems on `LocalEngine`: one by `fork_join`, its sequential
-twins in a single call each. All are greedy, so only the problems are random.
+Models of `zoo/recipes/train_threads.py` answer the same fresh problems on `LocalEngine`: one by `fork_join`, its
+sequential twins in a single call each. All are greedy, so only the problems are random.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from partsong.reasoning import Answer, Parameters, Run
 from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.strategies.fork_join import fork_join
 from partsong.reasoning.threads.formats import FormatName
-from partsong.zoo.products import answer_of, check, examples
-from partsong.zoo.products.problems import SIZES
+from partsong_zoo.products import answer_of, check, examples
+from partsong_zoo.products.problems import SIZES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Measures what reinforcement gains: ``python benchmarks/threads_reinforced.py --out benchmarks/NAME --after FOLDER``.
 
-A model that thinks in threads answers fresh problems on `LocalEngine` before and after `recipes/train_threads.py
+A model that thinks in threads answers fresh problems on `LocalEngine` before and after `zoo/recipes/train_threads.py
 --stages grpo`. It answers greedily, and with draws at temperature 1, with which the rewards were computed.
 """
 

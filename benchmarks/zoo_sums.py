@@ -21,8 +21,8 @@ from partsong.evals.reasoning.problem import Problem
 from partsong.evals.reasoning.suite import evaluate, greedy
 from partsong.reasoning import Parameters, parse_thinking
 from partsong.reasoning.local import LocalEngine
-from partsong.zoo.sums import answer_of, check, examples
-from partsong.zoo.sums.prompts import KNOBS
+from partsong_zoo.sums import answer_of, check, examples
+from partsong_zoo.sums.prompts import KNOBS
 
 STRATEGIES = (
     "single",

@@ -18,7 +18,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 #: Files of the repository that the site shows, as patterns.
-SHOWN = ("*.md", "benchmarks/*.md", "recipes/**/*.md", "integrations/*/README.md", "partsong/zoo/weights/*/README.md")
+SHOWN = (
+    "*.md",
+    "benchmarks/*.md",
+    "recipes/**/*.md",
+    "integrations/*/README.md",
+    "zoo/partsong_zoo/weights/*/README.md",
+)
 #: Packages whose public names are listed, in this order; a name that an earlier one has is not listed again.
 PACKAGES = (
     "partsong",

@@ -9,15 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError
 
-__all__ = ["DENOISERS", "ZOO", "model_folder", "read_settings", "text_encoders"]
+__all__ = ["DENOISERS", "model_folder", "read_settings", "text_encoders"]
 
 #: What a pipeline calls its denoisers, one or two of them.
 DENOISERS = ("transformer", "transformer_2", "unet")
-
-#: Where the zoo's models lie, each in a folder of its name.
-ZOO = Path(__file__).parent / "zoo" / "weights"
 
 #: The file that a folder's settings are in, which tells what its model makes.
 SettingsFile = Literal["config.json", "model_index.json"]
@@ -57,14 +55,15 @@ def model_folder(
         return folder
     if name in others:
         return others[str(name)]()
-    if any(path.name == name for path in ZOO.glob("*")):
+    if name in zoo.MODELS:
         return _from_zoo(str(name), settings)
     if folder.exists():
         raise ArgumentError(f"{name} is a file; give the folder that holds {settings}")
     if isinstance(name, str) and _HUB_ID.fullmatch(name):
         return _from_hub(name, settings, download or _download)
     known = ", ".join([*_zoo_names(settings), *others])
-    raise ArgumentError(f"no model {str(name)!r}: not a folder here, not one of {known}, and not a hub id (owner/name)")
+    ours = f"not one of {known}" if known else f"no package brings it ({zoo.INSTALL})"
+    raise ArgumentError(f"no model {str(name)!r}: not a folder here, {ours}, and not a hub id (owner/name)")
 
 
 def text_encoders(parts: Iterable[str]) -> list[str]:
@@ -97,17 +96,19 @@ def read_settings(folder: Path, file: SettingsFile = "config.json") -> dict[str,
 
 
 def _zoo_names(settings: str) -> list[str]:
-    return sorted(path.parent.name for path in ZOO.glob(f"*/{settings}"))
+    return sorted(name for name, row in zoo.MODELS.items() if (row.folder / settings).is_file())
 
 
 def _from_zoo(name: str, settings: str) -> Path:
-    if (ZOO / name / settings).is_file():
-        return ZOO / name
-    others = [makes for other, makes in _MAKES.items() if (ZOO / name / other).is_file()]
+    row = zoo.MODELS[name]
+    if (row.folder / settings).is_file():
+        return row.folder
+    others = [makes for other, makes in _MAKES.items() if (row.folder / other).is_file()]
     if others:
         known = ", ".join(_zoo_names(settings))
         raise ArgumentError(f"the zoo model {name} makes {others[0]}; those that make {_MAKES[settings]} are {known}")
-    raise ArgumentError(f"the zoo model {name} has no weights in {ZOO / name}; see recipes/ for how to make them")
+    missing = f"the zoo model {name} has no weights in {row.folder}"
+    raise ArgumentError(f"{missing}: pip install {row.package}, or make them with {row.recipe}")
 
 
 def _from_hub(name: str, settings: str, download: Download) -> Path:

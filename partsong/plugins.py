@@ -1,11 +1,12 @@
-"""Finds what other packages add: strategies, adapters and ways to think, by entry points.
+"""Finds what other packages add: strategies, adapters, ways to think and small models, by entry points.
 
 A package names its things in its ``pyproject.toml``::
 
     [project.entry-points."partsong.strategies"]
     my-strategy = "my_package.my_strategy:MyStrategy"
 
-The groups are ``partsong.strategies``, ``partsong.adapters`` and ``partsong.thinking``.
+The groups are ``partsong.strategies``, ``partsong.adapters``, ``partsong.thinking`` and ``partsong.models``. An entry
+may also name a tuple of things.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Registry(Mapping[str, Row]):
         return rows
 
     def _add(self, rows: dict[str, Row], entry: EntryPoint) -> None:
-        row = self._read(entry.load())
-        if self._name(row) in rows:
-            raise ValueError(f"the name {self._name(row)} is taken")
-        rows[self._name(row)] = row
+        loaded = entry.load()
+        for row in map(self._read, loaded if isinstance(loaded, tuple) else (loaded,)):
+            if self._name(row) in rows:
+                raise ValueError(f"the name {self._name(row)} is taken")
+            rows[self._name(row)] = row

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from partsong.errors import ArgumentError
-from partsong.zoo.training import World
+from partsong_zoo.training.common import World
 
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+RECIPES = Path(__file__).resolve().parent.parent / "zoo" / "recipes"
 
 
 @contextmanager

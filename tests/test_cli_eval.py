@@ -13,7 +13,7 @@ import torch
 from partsong.cli import main
 from partsong.cli.eval import SUITES
 from partsong.evals.parallelbench import problems, score
-from partsong.zoo.lists.model import build_model, build_tokenizer
+from partsong_zoo.lists.model import build_model, build_tokenizer
 
 
 def run(*args: object) -> int:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from partsong.cli import main
-from partsong.zoo.lists.model import build_model, build_tokenizer
+from partsong_zoo.lists.model import build_model, build_tokenizer
 
 
 def run(*args: object) -> int:

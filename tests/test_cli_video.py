@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from partsong.cli import main
-from partsong.zoo.folders import save_pipeline
-from partsong.zoo.motion import model
+from partsong_zoo.folders import save_pipeline
+from partsong_zoo.motion import model
 
 KEYS = {
     "command",

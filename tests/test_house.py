@@ -22,11 +22,12 @@ MAX_FILES = 36
 
 @functools.cache
 def modules() -> dict[str, tuple[Path, ast.Module]]:
-    """Every file of the package by its module's name; a package's own file under the package's name."""
+    """Every file of the two packages by its module's name; a package's own file under the package's name."""
     files: dict[str, tuple[Path, ast.Module]] = {}
-    for path in sorted((ROOT / "partsong").rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        files[name] = path, ast.parse(path.read_text(encoding="utf-8"))
+    for package in (ROOT / "partsong", ROOT / "zoo" / "partsong_zoo"):
+        for path in sorted(package.rglob("*.py")):
+            name = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
+            files[name] = path, ast.parse(path.read_text(encoding="utf-8"))
     return files
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+from partsong import zoo
 from partsong.errors import ArgumentError
-from partsong.model_folders import ZOO, model_folder, read_settings
+from partsong.model_folders import model_folder, read_settings
 
 
 def hub_with(monkeypatch: pytest.MonkeyPatch, *files: str, error: Exception | None = None) -> None:
@@ -28,7 +29,7 @@ def test_a_folder_comes_before_the_zoo_and_the_zoo_before_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert model_folder("sums") == ZOO / "sums"
+    assert model_folder("sums") == zoo.MODELS["sums"].folder
     assert model_folder("mine", others={"mine": lambda: tmp_path}) == tmp_path
     (tmp_path / "sums").mkdir()
     assert model_folder("sums") == Path("sums")
@@ -92,4 +93,4 @@ def test_settings_that_cannot_be_read(tmp_path: Path) -> None:
         read_settings(tmp_path)
     with pytest.raises(ArgumentError, match="not a model configuration: it holds a list"):
         read_settings(tmp_path, "model_index.json")
-    assert read_settings(ZOO / "sums")["model_type"] == "llama"
+    assert read_settings(zoo.MODELS["sums"].folder)["model_type"] == "llama"

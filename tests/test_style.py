@@ -18,8 +18,10 @@ MAX_FUNCTION_LINES = 40
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Rule = Callable[[Path], None]
 
-LIBRARY = sorted((ROOT / "partsong").rglob("*.py"))
-SCRIPTS = sorted([*(ROOT / "recipes").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
+LIBRARY = sorted(path for package in ("partsong", "zoo/partsong_zoo") for path in (ROOT / package).rglob("*.py"))
+SCRIPTS = sorted(
+    [*(ROOT / "recipes").rglob("*.py"), *(ROOT / "zoo" / "recipes").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+)
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
@@ -131,7 +133,7 @@ def signatures_are_typed(path: Path) -> None:
     assert not missing, f"no annotation: {'; '.join(missing)}"
 
 
-@each([path for path in LIBRARY if "cli" not in path.relative_to(ROOT / "partsong").parts])
+@each([path for path in LIBRARY if "cli" not in path.relative_to(ROOT).parts])
 def library_does_not_print(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     called = [c.lineno for c in calls(parse(path)) if ast.unparse(c.func) == "print"]

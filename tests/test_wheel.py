@@ -1,4 +1,4 @@
-"""The wheel has what users need and nothing else, and a command of it runs in an environment of its own."""
+"""The wheels have what users need and nothing else, and the core works without the zoo in an environment of its own."""
 
 from __future__ import annotations
 
@@ -15,43 +15,123 @@ from tests.documents import ROOT
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
+#: What the core does alone: attach two ranks to a pipeline of random weights, and say where the models are.
+ALONE = """
+import torch
+from diffusers import DiTPipeline, DiTTransformer2DModel
+from partsong import Mesh, Ring, launch, parallelize, zoo
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Builds the wheel without the network: the builder is in the environment or the test is skipped."""
+def denoise(_=None):
+    torch.manual_seed(0)
+    model = DiTTransformer2DModel(num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4,
+                                  num_layers=2, sample_size=8, patch_size=2, num_embeds_ada_norm=10).eval().double()
+    inputs = {"hidden_states": torch.randn(1, 4, 8, 8).double(), "timestep": torch.tensor([3]),
+              "class_labels": torch.tensor([1])}
+    with torch.no_grad():
+        alone = model(**inputs).sample
+        with Mesh(ring=2) as mesh, parallelize(model, Ring(), mesh=mesh):
+            return float((model(**inputs).sample - alone).abs().max())
+
+if __name__ == "__main__":
+    assert launch(denoise, 2) < 1e-10
+    assert not zoo.MODELS
+    try:
+        zoo.load("shapes")
+    except ValueError as error:
+        assert "pip install partsong-zoo" in str(error), error
+"""
+
+
+def build(project: Path, folder: Path) -> Path:
+    """Builds a wheel without the network: the builder is in the environment or the test is skipped."""
     pytest.importorskip("hatchling", reason="hatchling is not installed, and a test does not download it")
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [*PIP, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    command = [*PIP, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(project)]
     subprocess.run(command, check=True, timeout=200)
     return next(folder.glob("*.whl"))
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def zoo_wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return [build(project, tmp_path_factory.mktemp("zoo")) for project in (ROOT / "zoo", ROOT / "zoo" / "pictures")]
+
+
+def tracked(folder: str) -> set[str] | None:
+    """Names the files of a folder that git keeps; None in an unpacked source."""
+    kept = subprocess.run(["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True)
+    return set(kept.stdout.split()) if kept.returncode == 0 else None
+
+
+def names_in(wheel: Path) -> set[str]:
+    return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+
 def test_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
-    assert {name.split("/")[0] for name in names} == {"partsong", f"partsong-{__version__}.dist-info"}
-    kept = subprocess.run(["git", "ls-files", "partsong"], cwd=ROOT, capture_output=True, text=True)
-    if kept.returncode == 0:  # a checkout, not an unpacked source
-        assert {name for name in names if name.startswith("partsong/")} == set(kept.stdout.split())
-    assert any(name.endswith(".safetensors") for name in names), "the zoo's weights"
+    names = names_in(wheel)
+    assert names == (tracked("partsong") or names) and all(name.startswith("partsong/") for name in names)
+    assert not any(name.endswith(".safetensors") for name in names), "weights come with partsong-zoo"
+    assert wheel.stat().st_size < 2_000_000
     assert any(name.startswith("partsong/serving/") and not name.endswith(".py") for name in names), "the server's page"
     metadata = zipfile.ZipFile(wheel).read(f"partsong-{__version__}.dist-info/entry_points.txt").decode()
     assert "partsong = partsong.cli:main" in metadata and "[inspect_ai]" in metadata
 
 
 @pytest.mark.full
-def test_command_of_an_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
-    """In a fresh environment that sees what is installed here, but not this repository."""
-    venv.create(tmp_path / "fresh", with_pip=False)
-    python = tmp_path / "fresh" / "bin" / "python"
-    site = next((tmp_path / "fresh" / "lib").glob("python*")) / "site-packages"
-    subprocess.run(
-        [*PIP, "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)], check=True, timeout=200
-    )
-    # After the wheel's own folder, so that its partsong comes first.
-    installed = [path for path in sys.path if Path(path).name == "site-packages"]
-    (site / "zz_installed.pth").write_text("\n".join(installed))
-    where = [str(python), "-c", "import partsong; print(partsong.__file__)"]
-    run = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 200, "env": {"PATH": "/usr/bin:/bin"}}
-    assert str(site) in subprocess.run(where, **run).stdout
-    listed = subprocess.run([str(python.with_name("partsong")), "list", "strategies"], **run)
+def test_wheels_of_the_zoo_have_every_file_once(zoo_wheels: list[Path]) -> None:
+    first, second = map(names_in, zoo_wheels)
+    assert not first & second
+    kept = tracked("zoo/partsong_zoo")
+    assert kept is None or {f"zoo/{name}" for name in first | second} == kept
+    assert all(wheel.stat().st_size < 85_000_000 for wheel in zoo_wheels)
+
+
+def environment(folder: Path, *wheels: Path) -> tuple[Path, dict[str, object]]:
+    """Makes an environment with these wheels, which sees what is installed here but not this repository."""
+    venv.create(folder / "fresh", with_pip=False)
+    python = folder / "fresh" / "bin" / "python"
+    site = next((folder / "fresh" / "lib").glob("python*")) / "site-packages"
+    install = [*PIP, "--python", str(python), "install", "--quiet", "--no-deps", *map(str, wheels)]
+    subprocess.run(install, check=True, timeout=200)
+    # By links, so that neither the packages of this repository nor their entry points come along.
+    for here in (Path(path) for path in sys.path if Path(path).name == "site-packages"):
+        for item in here.iterdir():
+            if not item.name.startswith(("partsong", "_partsong", "__editable__")) and not (site / item.name).exists():
+                (site / item.name).symlink_to(item)
+    return python, {
+        "cwd": folder,
+        "capture_output": True,
+        "text": True,
+        "timeout": 200,
+        "env": {"PATH": "/usr/bin:/bin"},
+    }
+
+
+@pytest.mark.full
+def test_the_core_alone_plans_lists_and_parallelizes(wheel: Path, tmp_path: Path) -> None:
+    python, run = environment(tmp_path, wheel)
+    (tmp_path / "alone.py").write_text(ALONE)
+    ran = subprocess.run([str(python), "alone.py"], **run)
+    assert ran.returncode == 0, ran.stderr
+    command = str(python.with_name("partsong"))
+    listed = subprocess.run([command, "list", "strategies"], **run)
     assert listed.returncode == 0 and "displaced-patch" in listed.stdout, listed.stderr
+    planned = subprocess.run([command, "plan", "--model", "sd3-medium", "--gpus", "2x4090", "--link", "pcie4"], **run)
+    assert planned.returncode == 0, planned.stderr
+    refused = subprocess.run([command, "image", "a red circle", "--model", "shapes"], **run)
+    assert refused.returncode == 2 and "pip install partsong-zoo" in refused.stderr, refused.stderr
+
+
+@pytest.mark.full
+def test_with_the_zoo_its_models_run(wheel: Path, zoo_wheels: list[Path], tmp_path: Path) -> None:
+    python, run = environment(tmp_path, wheel, *zoo_wheels)
+    command = str(python.with_name("partsong"))
+    for model, kind in (("shapes", "image"), ("shapes-unet", "image"), ("sums", "text")):
+        prompt = "12+34=?" if kind == "text" else "a red circle"
+        ran = subprocess.run([command, kind, prompt, "--model", model, "--json", f"{model}.json"], **run)
+        assert ran.returncode == 0, ran.stderr
+    demo = subprocess.run([command, "demo", "--out", "demo.html"], **run | {"timeout": 600})
+    assert demo.returncode == 0 and (tmp_path / "demo.html").stat().st_size > 50_000, demo.stderr

@@ -33,7 +33,7 @@ def test_a_page_has_every_share_of_its_file(page: str, file: str, key: str) -> N
 
 
 def test_the_card_of_the_few_step_model_has_the_shares_of_its_file() -> None:
-    text = (ROOT / "partsong/zoo/weights/shapes-few/README.md").read_text(encoding="utf-8")
+    text = (ROOT / "zoo/partsong_zoo/weights/shapes-few/README.md").read_text(encoding="utf-8")
     shares = {
         f"{100 * row['facts_read']:.1f}" for row in filed("2026-11-26-few-steps")["rows"] if row["calls"] in (1, 2, 4)
     }

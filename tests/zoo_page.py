@@ -20,7 +20,7 @@ from tests.results_files import filed, row
 from tests.zoo_samples import CAPTIONS, MOVING, SAMPLES
 
 PAGE = ROOT / "docs" / "zoo.md"
-WEIGHTS = "partsong/zoo/weights"
+WEIGHTS = "zoo/partsong_zoo/weights"
 
 INTRODUCTION = """# The zoo
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import tyro
 
+from partsong import zoo
 from partsong.cli.bounds import check_bounds
 from partsong.cli.options import (
     Bench,
@@ -39,7 +40,6 @@ from partsong.cli.options import (
 from partsong.cli.ranks import is_main
 from partsong.errors import DistributedError, OutputError, PartsongError
 from partsong.left_out_libraries import leave_out
-from partsong.model_folders import ZOO
 from partsong.outputs import check_writable, write_json
 
 __all__ = ["main", "parse"]
@@ -100,8 +100,8 @@ def _start_sooner(options: Any) -> None:
     """Leaves libraries out that this process, which ends with the command, and its ranks will not need."""
     if not isinstance(options, (Planning, Image, Video)):
         return
-    places = (ZOO / options.model, Path(options.model))
-    folder = next((path for path in places if path.is_dir()), None)
+    folder = zoo.MODELS[options.model].folder if options.model in zoo.MODELS else Path(options.model)
+    folder = folder if folder.is_dir() else None
     if folder is not None and next(folder.rglob("adapter_config.json"), None) is None:
         leave_out("peft")  # diffusers imports it for adapters, and these commands load none
     elif folder is None and isinstance(options, Planning):

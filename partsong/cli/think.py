@@ -57,7 +57,7 @@ async def _think(
     from partsong.ledger import Ledger
     from partsong.reasoning import Journal, Run
     from partsong.reasoning.calls.trace import write_trace
-    from partsong.zoo.thinking import knobs_for
+    from partsong.zoo import knobs_for
 
     drawing = Threads() if options.show else None
     journal = None if options.journal is None else Journal(options.journal, replay=options.replay)
@@ -92,7 +92,7 @@ async def _think(
 def extract_of(options: Think) -> Callable[[str], str | None]:
     """Returns the function that finds an answer in a text."""
     from partsong.jobs.engines import extractor
-    from partsong.zoo.thinking import task_of
+    from partsong.zoo import task_of
 
     return extractor(options.extract, task_of(local_model(options)))[1]
 

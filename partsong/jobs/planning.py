@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from partsong import zoo
 from partsong.calibration_files import not_measured
 from partsong.errors import ArgumentError
 from partsong.jobs.pipelines import quiet_libraries
 from partsong.knobs import format_knobs
-from partsong.model_folders import ZOO, read_settings
+from partsong.model_folders import read_settings
 from partsong.parallel.strategy import Strategy
 from partsong.planner.calibration import find_calibration
 from partsong.planner.devices import DEVICES, USUAL_LINK
@@ -43,7 +44,7 @@ def subject_for(model: str) -> tuple[Subject, str]:
     """
     if model in MODELS:
         return subject_named(model), MODELS[model].checkpoint
-    folder = ZOO / model if (ZOO / model / "model_index.json").is_file() else Path(model)
+    folder = zoo.MODELS[model].folder if model in zoo.MODELS else Path(model)
     if not (folder / "model_index.json").is_file():
         by_checkpoint = {row.checkpoint: row.name for row in MODELS.values()}
         return subject_named(by_checkpoint.get(model, model)), model

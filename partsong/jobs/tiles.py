@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from partsong import zoo
 from partsong.errors import ArgumentError
 from partsong.jobs.compare import drift
 from partsong.jobs.images import facts_read
@@ -20,7 +21,6 @@ from partsong.ledger import Ledger
 from partsong.outputs import save_images
 from partsong.samplers.any_order import PictureRule
 from partsong.samplers.text import AnyOrderText
-from partsong.zoo.tiles.loading import TilesModel, load_tiles
 
 __all__ = ["TilesJob", "run_tiles"]
 
@@ -92,14 +92,16 @@ def run_tiles(job: TilesJob) -> dict[str, Any]:
     return {**values, "out": paths[0], "images": paths}
 
 
-def _load(job: TilesJob) -> TilesModel:
+def _load(job: TilesJob) -> Any:
+    read = zoo.model("tiles").read
+    assert read is not None
     try:
-        return load_tiles(job.source.folder, getattr(torch, job.dtype))
+        return read(job.source.folder, getattr(torch, job.dtype))
     except (OSError, ValueError, json.JSONDecodeError) as error:
         raise ArgumentError(f"the model folder {job.source.folder} cannot be loaded: {error}") from error
 
 
-def _sample(loaded: TilesModel, job: TilesJob, rule: PictureRule) -> tuple[AnyOrderText, Any, float]:
+def _sample(loaded: Any, job: TilesJob, rule: PictureRule) -> tuple[AnyOrderText, Any, float]:
     start = time.perf_counter()
     decoded = rule.decode(loaded.captioned([job.prompt] * job.num_images, job.guidance), seed=job.seed)
     images: Any = loaded.draw(decoded.tokens).astype(np.float32)

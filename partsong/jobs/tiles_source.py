@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partsong import zoo
-from partsong.zoo.tiles import PICTURES
 
 __all__ = ["TilesSource", "find_tiles"]
+
+#: The folder of the picture tokenizer inside the model's.
+_PICTURES = "pictures"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +35,6 @@ def find_tiles(name: str) -> TilesSource | None:
     folder = Path(name).expanduser()
     own = zoo.MODELS[name].folder if name in zoo.MODELS and not folder.is_dir() else None
     folder = own or folder
-    if not (folder / "config.json").is_file() or not (folder / PICTURES).is_dir():
+    if not (folder / "config.json").is_file() or not (folder / _PICTURES).is_dir():
         return None
     return TilesSource(folder=folder, zoo_name=None if own is None else name)

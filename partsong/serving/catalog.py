@@ -11,7 +11,6 @@ from partsong.calibration_files import any_calibration, not_measured
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.fork_server import has_gpu_files
 from partsong.jobs.pipeline_source import PipelineSource, find_pipeline
-from partsong.model_folders import ZOO
 from partsong.serving.ranks.settings import GroupSettings
 from partsong.serving.services import PictureService
 
@@ -22,7 +21,7 @@ def serves_pictures(name: str) -> bool:
     """Says whether a model makes pictures or videos, and not text."""
     if name in zoo.MODELS:
         return zoo.MODELS[name].kind != "text"
-    folder = ZOO / name if (ZOO / name).is_dir() else Path(name)
+    folder = Path(name)
     return not folder.is_dir() or (folder / "model_index.json").is_file()
 
 

@@ -42,7 +42,7 @@ from partsong.errors import ArgumentError, UnsupportedError
 from partsong.evals.harness.inspect_provider import ThinkingAPI
 from partsong.reasoning import EngineError, Line, Request, ScriptedEngine
 from partsong.reasoning.calls.journal import Journal
-from partsong.zoo.sums import answer_of, draw
+from partsong_zoo.sums import answer_of, draw
 from tests.reasoning.counting import Counting
 
 ROOT = Path(__file__).parents[2]

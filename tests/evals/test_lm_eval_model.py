@@ -29,9 +29,9 @@ from partsong.errors import ArgumentError
 from partsong.evals.harness.likelihood import log_likelihood
 from partsong.evals.harness.lm_eval_model import PartsongLM, main
 from partsong.samplers.text import decode, load_text_model
-from partsong.zoo.folders import save_folder
-from partsong.zoo.lists import draw, examples
-from partsong.zoo.lists.model import BOS, EOS, answer_text, build_model, build_tokenizer, token_ids
+from partsong_zoo.folders import save_folder
+from partsong_zoo.lists import draw, examples
+from partsong_zoo.lists.model import BOS, EOS, answer_text, build_model, build_tokenizer, token_ids
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from partsong.evals.harness.lm_eval_model import PartsongLM, main
 from partsong.evals.harness.lm_eval_thinking import ThinkingLM
 from partsong.reasoning import EngineError, Line, Request, ScriptedEngine
 from partsong.reasoning.calls.journal import Journal
-from partsong.zoo.sums import answer_of, draw
+from partsong_zoo.sums import answer_of, draw
 from tests.reasoning.counting import Counting
 from tests.reasoning.misbehaving import Misbehaving
 

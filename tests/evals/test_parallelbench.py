@@ -21,8 +21,8 @@ from partsong.evals.parallelbench.runner import ask, reads_lists, run
 from partsong.knobs import format_knobs
 from partsong.samplers.text import CACHES, RULES, DelayedCache, Quota, TextAdapter, parse_cache, parse_rule
 from partsong.samplers.text.model import Head
-from partsong.zoo import lists
-from partsong.zoo.lists.model import EOS, MASK, PROMPT, build_model, build_tokenizer, token_ids
+from partsong_zoo import lists
+from partsong_zoo.lists.model import EOS, MASK, PROMPT, build_model, build_tokenizer, token_ids
 
 NAMES = [task.name for task in tasks()]
 IN_LISTS = [task.name for task in tasks("lists")]

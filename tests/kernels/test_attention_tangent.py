@@ -8,7 +8,7 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError
 from partsong.kernels.attention_tangent import attention_tangent, directional_derivative
-from partsong.zoo.shapes.model import build_transformer
+from partsong_zoo.shapes.model import build_transformer
 
 
 def draws(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:

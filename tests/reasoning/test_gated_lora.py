@@ -14,7 +14,7 @@ from partsong.kernels.speculation.draft import DraftTree
 from partsong.reasoning.local.gated_lora import GatedLora
 from partsong.reasoning.local.mask_head import MaskHead
 from partsong.reasoning.local.model import FAMILIES, LocalModel
-from partsong.reasoning.training.head_losses import AnchoredTexts, anchor, head_losses, look_ahead
+from partsong_zoo.training.head_losses import AnchoredTexts, anchor, head_losses, look_ahead
 from tests.reasoning.heads import Rows, random_head
 from tests.reasoning.local_models import llama
 from tests.reasoning.test_local_models import tiny

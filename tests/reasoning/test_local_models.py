@@ -23,7 +23,7 @@ from partsong.reasoning.local.prefix_tree import PrefixTree
 from partsong.reasoning.local.prompt import prompt_ids
 from partsong.reasoning.local.shared_attention import AttentionStep, Chunk, branches_of
 from partsong.zoo import load
-from partsong.zoo.lists.scoring import answers
+from partsong_zoo.lists.scoring import answers
 from tests.reasoning.local_models import all_of, engine, llama, request, run, tokenizer
 
 

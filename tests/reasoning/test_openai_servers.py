@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from partsong.model_folders import ZOO
+from partsong import zoo
 from partsong.reasoning import Completion, Journal, Message, Parameters, Request, Run, final_number, pdr
 from partsong.reasoning.remote import Patience, RemoteError, RequestRefusedError, UnreachableError
 from partsong.reasoning.remote.servers import LocalServer, llama_server, transformers_server
@@ -45,7 +45,7 @@ def transformers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServ
     if lacking := missing("fastapi", "uvicorn"):
         pytest.skip(f"needs {', '.join(lacking)}: pip install 'partsong[transformers-serve]'")
     folder = tmp_path_factory.mktemp("served") / "lists-ar"
-    shutil.copytree(ZOO / "lists-ar", folder)
+    shutil.copytree(zoo.MODELS["lists-ar"].folder, folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["chat_template"] = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -15,8 +15,8 @@ from torch import Tensor
 from partsong.errors import ArgumentError
 from partsong.parallel.ranks.launch import launch
 from partsong.reasoning.parscale.model import ParScale
-from partsong.reasoning.parscale.training import StreamLesson, learning_rate, next_token_loss, train
 from partsong.reasoning.parscale.weights import StreamWeights
+from partsong_zoo.training.parscale import StreamLesson, learning_rate, next_token_loss, train
 from tests.reasoning.parscale_reference import streams, tiny
 
 

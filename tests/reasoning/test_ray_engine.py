@@ -357,7 +357,7 @@ def test_problems_survive_the_death_of_an_engine(ray: Any) -> None:
     from partsong.evals.reasoning.problem import Problem
     from partsong.evals.reasoning.suite import evaluate
     from partsong.reasoning.local import LocalEngine
-    from partsong.zoo.sums import answer_of, check, draw
+    from partsong_zoo.sums import answer_of, check, draw
 
     num = 50 if covering.FULL else 16
     drawn = [draw("sum", random.Random(seed), fresh=True) for seed in range(num)]

@@ -11,7 +11,7 @@ import torch
 
 from partsong.reasoning import Answer, Budget, Journal, Parameters, Run, parse_thinking
 from partsong.reasoning.local import LocalEngine
-from partsong.zoo.sums import answer_of, examples
+from partsong_zoo.sums import answer_of, examples
 
 QUESTION = examples(1, 4, ["sum"])[0].question
 EVERY_GUESS = {1: 1.0, 512: 1.0}

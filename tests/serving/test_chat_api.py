@@ -21,7 +21,7 @@ from partsong.reasoning import Answer, LocalEngine, Message, Parameters, Request
 from partsong.samplers.text import decode
 from partsong.seeds import derive
 from partsong.serving.texts import LocalText, TextLimits, TextSpec
-from partsong.zoo import sums
+from partsong_zoo import sums
 from tests.serving.text_server import LONG, LoopThread, client_of, serving, user
 
 ASK = "37+48-19*3+12=?"

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from partsong.zoo import consistency
-from partsong.zoo.consistency import (
+from partsong_zoo import consistency
+from partsong_zoo.training.consistency import (
     clean_estimate,
     consistency_tangent,
     continuous_loss,

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from partsong import zoo
 from partsong.errors import ArgumentError
-from partsong.zoo.lists.trajectories import ODDS
-from partsong.zoo.shapes.scenes import generator
-from partsong.zoo.training import World
+from partsong_zoo.lists.trajectories import ODDS
+from partsong_zoo.shapes.scenes import generator
+from partsong_zoo.training.common import World
 from tests.recipe_module import loaded
 
 METHODS = ("plain", "dparallel", "d3llm", "cllm", "t3d", "oput", "rediff-noise", "rediff", "lightning")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.zoo.lists.distillation import (
+from partsong_zoo.lists.distillation import (
     certain_entropy,
     certainty_loss,
     consistency_loss,

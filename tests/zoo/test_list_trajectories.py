@@ -10,12 +10,12 @@ from transformers import LlamaForCausalLM
 
 from partsong import zoo
 from partsong.errors import ArgumentError
-from partsong.zoo import lists
-from partsong.zoo.lists.model import CANVAS, EOS, MASK, PAD, answer_text, full_mask
-from partsong.zoo.lists.rollouts import log_probs_of, roll_out_lists
-from partsong.zoo.lists.scoring import answers
-from partsong.zoo.lists.speed import measure_speed, measure_spread
-from partsong.zoo.lists.trajectories import (
+from partsong_zoo import lists
+from partsong_zoo.lists.model import CANVAS, EOS, MASK, PAD, answer_text, full_mask
+from partsong_zoo.lists.rollouts import log_probs_of, roll_out_lists
+from partsong_zoo.lists.scoring import answers
+from partsong_zoo.lists.speed import measure_speed, measure_spread
+from partsong_zoo.lists.trajectories import (
     MANY_ANSWERS,
     RECORDED,
     ListTrajectories,

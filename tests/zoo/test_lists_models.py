@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from partsong import zoo
 from partsong.errors import ArgumentError
 from partsong.samplers.text import decode, load_text_model
-from partsong.zoo import lists
-from partsong.zoo.lists import draw
-from partsong.zoo.lists.model import EOS, MASK, answer_text
-from partsong.zoo.lists.scoring import accuracy, answers
+from partsong_zoo import lists
+from partsong_zoo.lists import draw
+from partsong_zoo.lists.model import EOS, MASK, answer_text
+from partsong_zoo.lists.scoring import accuracy, answers
 
 NAMES = ("lists-mdlm", "lists-ar")
 #: Tasks with one answer that both models know by heart; those with several follow.

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partsong.errors import ArgumentError, ArgumentTypeError, PartsongError
-from partsong.zoo import lists
-from partsong.zoo.lists import FAMILIES, check, draw, examples, parse, sizes, support
-from partsong.zoo.lists.requests import ANIMALS, WORDS, squares
-from partsong.zoo.lists.tasks import _answer
+from partsong_zoo import lists
+from partsong_zoo.lists import FAMILIES, check, draw, examples, parse, sizes, support
+from partsong_zoo.lists.requests import ANIMALS, WORDS, squares
+from partsong_zoo.lists.tasks import _answer
 
 RANDOM = ("shuffle", "insert_random", "remove_random", "replace_random", "latin")
 cases = st.tuples(st.sampled_from(FAMILIES), st.integers(0, 2**32))
@@ -196,5 +196,5 @@ def test_other_bad_input_is_refused() -> None:
 
 
 def test_the_task_loads_no_torch() -> None:
-    code = "import sys, partsong.zoo.lists; sys.exit('torch' in sys.modules)"
+    code = "import sys, partsong_zoo.lists; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

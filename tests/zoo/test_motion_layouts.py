@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from partsong.zoo import motion
-from partsong.zoo.motion.drawing import paint
-from partsong.zoo.motion.layouts import KINDS, draw_layouts
-from partsong.zoo.motion.model import token_ids
-from partsong.zoo.motion.training import Animator, count_nulls
-from partsong.zoo.motion.world import COLOURS, GROUND, MOTIONS, SHAPES, SIZES, SPEEDS, draw_scene, generator, layout
+from partsong_zoo import motion
+from partsong_zoo.motion.drawing import paint
+from partsong_zoo.motion.layouts import KINDS, draw_layouts
+from partsong_zoo.motion.model import token_ids
+from partsong_zoo.motion.training import Animator, count_nulls
+from partsong_zoo.motion.world import COLOURS, GROUND, MOTIONS, SHAPES, SIZES, SPEEDS, draw_scene, generator, layout
 
 CAPTIONS = ["a red circle moves right", "a big blue square bounces up and down slowly, a red circle moves left"]
 

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from partsong.errors import PartsongError
-from partsong.zoo import motion
-from partsong.zoo.motion.grammar import WORDS, describe, held_out, training_scene, write
-from partsong.zoo.motion.reader import as_frames
-from partsong.zoo.motion.world import COLOURS, EXTENT, MOTIONS, SHAPES, SIZES, SPEEDS, apart, generator
+from partsong_zoo import motion
+from partsong_zoo.motion.grammar import WORDS, describe, held_out, training_scene, write
+from partsong_zoo.motion.reader import as_frames
+from partsong_zoo.motion.world import COLOURS, EXTENT, MOTIONS, SHAPES, SIZES, SPEEDS, apart, generator
 
 CAPTION = "a big red circle moves right slowly, a small blue square bounces up and down"
 
@@ -261,6 +261,6 @@ def test_borders_outside_are_refused(borders: Any) -> None:
 
 
 def test_the_palette_is_that_of_shapes() -> None:
-    from partsong.zoo.shapes.scenes import COLOURS as PALETTE
+    from partsong_zoo.shapes.scenes import COLOURS as PALETTE
 
     assert COLOURS is PALETTE

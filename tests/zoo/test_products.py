@@ -14,8 +14,7 @@ from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.reasoning.calls.text_tree import Fork, Part, Piece, flat_text
 from partsong.reasoning.threads import FORMATS
 from partsong.reasoning.threads.parse import parse as parse_text
-from partsong.reasoning.training.thread_batch import pack_threads
-from partsong.zoo.products import (
+from partsong_zoo.products import (
     ProductProblem,
     answer_of,
     check,
@@ -27,10 +26,11 @@ from partsong.zoo.products import (
     parse,
     work_out,
 )
-from partsong.zoo.products.model import VOCABULARY, build_tokenizer, encode
-from partsong.zoo.products.problems import SIZES
-from partsong.zoo.products.training import as_json, draw_problems, speech_of, text_of
-from partsong.zoo.sums import support
+from partsong_zoo.products.model import VOCABULARY, build_tokenizer, encode
+from partsong_zoo.products.problems import SIZES
+from partsong_zoo.products.training import as_json, draw_problems, speech_of, text_of
+from partsong_zoo.sums import support
+from partsong_zoo.training.thread_batch import pack_threads
 
 SEEDS = range(40)
 

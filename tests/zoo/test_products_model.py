@@ -15,13 +15,13 @@ from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.strategies.fork_join import fork_join
 from partsong.reasoning.threads import FORMATS, encoded
 from partsong.reasoning.threads.layout import TokenRun
-from partsong.reasoning.training.rollouts import drawn_parts, has_forked
-from partsong.reasoning.training.thread_batch import pack_threads
-from partsong.reasoning.training.thread_training import log_likelihoods
-from partsong.zoo import products
-from partsong.zoo.products import check, examples, in_threads, work_out
-from partsong.zoo.products.model import EOS
-from partsong.zoo.products.training import speech_of
+from partsong_zoo import products
+from partsong_zoo.products import check, examples, in_threads, work_out
+from partsong_zoo.products.model import EOS
+from partsong_zoo.products.training import speech_of
+from partsong_zoo.training.rollouts import drawn_parts, has_forked
+from partsong_zoo.training.thread_batch import pack_threads
+from partsong_zoo.training.thread_training import log_likelihoods
 
 FORM = FORMATS["multiverse"]
 NUM = 45

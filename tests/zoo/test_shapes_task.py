@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from partsong.zoo import shapes
-from partsong.zoo.scoring import FactScore
-from partsong.zoo.shapes.drawing import paint
-from partsong.zoo.shapes.grammar import describe, held_out, write
-from partsong.zoo.shapes.scenes import PLACES, draw_things, generator
+from partsong_zoo import shapes
+from partsong_zoo.scoring import FactScore
+from partsong_zoo.shapes.drawing import paint
+from partsong_zoo.shapes.grammar import describe, held_out, write
+from partsong_zoo.shapes.scenes import PLACES, draw_things, generator
 
 NUM_SCENES = 300
 SCENES = [draw_things(generator(101, index)) for index in range(NUM_SCENES)]

@@ -14,13 +14,13 @@ from partsong import zoo
 from partsong.reasoning import Message, Parameters, Run
 from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.strategies import pdr, self_consistency, sequential_refinement
-from partsong.zoo import sums
-from partsong.zoo.sums import answer_of, check, examples
-from partsong.zoo.sums.model import EOS, encode
-from partsong.zoo.sums.prompts import MOST_ATTEMPTS, PDR, REFINEMENT, distil, tally
-from partsong.zoo.sums.sampling import Draft, sample
-from partsong.zoo.sums.scoring import answer, random_k, vote
-from partsong.zoo.sums.scoring import pdr as plain_pdr
+from partsong_zoo import sums
+from partsong_zoo.sums import answer_of, check, examples
+from partsong_zoo.sums.model import EOS, encode
+from partsong_zoo.sums.prompts import MOST_ATTEMPTS, PDR, REFINEMENT, distil, tally
+from partsong_zoo.sums.sampling import Draft, sample
+from partsong_zoo.sums.scoring import answer, random_k, vote
+from partsong_zoo.sums.scoring import pdr as plain_pdr
 
 LIMITS = Parameters(max_tokens=96)
 #: Problems that are asked in this file; the drafts are made once.

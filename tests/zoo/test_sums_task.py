@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partsong.errors import ArgumentError, ArgumentTypeError, PartsongError
-from partsong.zoo import sums
-from partsong.zoo.sums import answer_of, check, draw, examples, held_out, parse, solve, support
-from partsong.zoo.sums.prompts import PDR, REFINEMENT, RSA, again, again_from, distil, tally
-from partsong.zoo.sums.solutions import LARGE, SIZES, attempt, near_miss
+from partsong_zoo import sums
+from partsong_zoo.sums import answer_of, check, draw, examples, held_out, parse, solve, support
+from partsong_zoo.sums.prompts import PDR, REFINEMENT, RSA, again, again_from, distil, tally
+from partsong_zoo.sums.solutions import LARGE, SIZES, attempt, near_miss
 
 SIGNS: dict[type, Any] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 STEP = re.compile(r"(\d+)([-+*])(\d+)=(\d+)")
@@ -234,5 +234,5 @@ def test_the_prompts_have_the_gaps_the_strategies_fill() -> None:
 
 
 def test_the_task_loads_no_torch() -> None:
-    code = "import sys, partsong.zoo.sums.prompts; sys.exit('torch' in sys.modules)"
+    code = "import sys, partsong_zoo.sums.prompts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

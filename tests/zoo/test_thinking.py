@@ -9,9 +9,8 @@ import pytest
 
 from partsong.evals.reasoning.suite import read_strategies
 from partsong.reasoning import Line, Run, ScriptedEngine
-from partsong.zoo import MODELS
-from partsong.zoo.sums.prompts import KNOBS
-from partsong.zoo.thinking import knobs_for, task_of
+from partsong.zoo import MODELS, knobs_for, task_of
+from partsong_zoo.sums.prompts import KNOBS
 
 
 def prompts(text: str, model: str | None) -> list[str]:

@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from partsong.cli import main
 from partsong.errors import ArgumentError
 from partsong.samplers.any_order import LPD
-from partsong.zoo.tiles.loading import load_tiles, save_tiles
-from partsong.zoo.tiles.model import build_model
-from partsong.zoo.tiles.scoring import score_tiles
-from partsong.zoo.tiles.tokenizer import NUM_CODES, build_tokenizer, decode, encode, lattice, rounded, tokenizer_loss
+from partsong_zoo.tiles.loading import load_tiles, save_tiles
+from partsong_zoo.tiles.model import build_model
+from partsong_zoo.tiles.scoring import score_tiles
+from partsong_zoo.tiles.tokenizer import NUM_CODES, build_tokenizer, decode, encode, lattice, rounded, tokenizer_loss
 
 CAPTION = "a red circle left of a blue square"
 

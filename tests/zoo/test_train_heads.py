@@ -12,10 +12,10 @@ import torch
 
 from partsong.errors import ArgumentError
 from partsong.reasoning.local.mask_head import load_head
-from partsong.zoo.heads import prompts_of
-from partsong.zoo.lists.tasks import check
-from partsong.zoo.sums.problems import held_out, parse
-from partsong.zoo.training import World
+from partsong_zoo.heads import prompts_of
+from partsong_zoo.lists.tasks import check
+from partsong_zoo.sums.problems import held_out, parse
+from partsong_zoo.training.common import World
 from tests.recipe_module import loaded
 
 SMALL: dict[str, Any] = {"texts": 24, "max_tokens": 24, "masks": 3, "rank": 2, "batch": 4, "anchors": 3, "problems": 3}

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from partsong.errors import ArgumentError
-from partsong.zoo import lists
-from partsong.zoo.lists.model import (
+from partsong_zoo import lists
+from partsong_zoo.lists.model import (
     BOS,
     CANVAS,
     EOS,
@@ -31,9 +31,9 @@ from partsong.zoo.lists.model import (
     full_mask,
     token_ids,
 )
-from partsong.zoo.lists.training import ListsBatch, causal_loss, diffusion_loss, draw_batch, draw_masks
-from partsong.zoo.shapes.scenes import generator
-from partsong.zoo.training import World
+from partsong_zoo.lists.training import ListsBatch, causal_loss, diffusion_loss, draw_batch, draw_masks
+from partsong_zoo.shapes.scenes import generator
+from partsong_zoo.training.common import World
 from tests.recipe_module import loaded
 
 NAMES = ("lists-mdlm", "lists-ar")

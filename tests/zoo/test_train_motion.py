@@ -20,14 +20,14 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError
 from partsong.samplers.pipeline.scheduler_checks import check_memoryless
-from partsong.zoo import motion
-from partsong.zoo.few_steps import build_few_step_scheduler
-from partsong.zoo.motion.attention import lookback_mask
-from partsong.zoo.motion.clips import decode_clip, encode_clip
-from partsong.zoo.motion.distillation import distillation_loss, few_step_sigmas, guided_walk, own_walk, step_odds
-from partsong.zoo.motion.forcing import Forcing, matching_sigmas, own_clip
-from partsong.zoo.motion.layouts import draw_layouts
-from partsong.zoo.motion.model import (
+from partsong_zoo import motion
+from partsong_zoo.few_steps import build_few_step_scheduler
+from partsong_zoo.motion.attention import lookback_mask
+from partsong_zoo.motion.clips import decode_clip, encode_clip
+from partsong_zoo.motion.distillation import distillation_loss, few_step_sigmas, guided_walk, own_walk, step_odds
+from partsong_zoo.motion.forcing import Forcing, matching_sigmas, own_clip
+from partsong_zoo.motion.layouts import draw_layouts
+from partsong_zoo.motion.model import (
     SHIFT,
     TEXT_LENGTH,
     build_scheduler,
@@ -39,9 +39,9 @@ from partsong.zoo.motion.model import (
     token_ids,
     vae_loss,
 )
-from partsong.zoo.motion.training import Animator, ClipPool, Windows, count_nulls, draw_clips, window_length
-from partsong.zoo.motion.world import generator, layout
-from partsong.zoo.training import World
+from partsong_zoo.motion.training import Animator, ClipPool, Windows, count_nulls, draw_clips, window_length
+from partsong_zoo.motion.world import generator, layout
+from partsong_zoo.training.common import World
 from tests.recipe_module import assert_refused_before_any_work, loaded
 
 CAPTIONS = ["a red circle moves right", "a big blue square bounces up and down slowly, a red circle moves left"]
@@ -281,7 +281,7 @@ def test_a_student_that_is_its_unguided_one_step_teacher_has_nothing_to_learn() 
     model, ids = random_animator(block=4), token_ids(CAPTIONS)
     clean, rng = torch.randn(2, 4, 8, 8, 8), generator(5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("partsong.zoo.motion.distillation.draw_nulls", lambda ids, _: count_nulls(ids))
+        patch.setattr("partsong_zoo.motion.distillation.draw_nulls", lambda ids, _: count_nulls(ids))
         same, other = (
             float(distillation_loss(model, model, clean, ids, rng, substeps=1, guidance=g, lookback=None))
             for g in (1.0, 3.0)

@@ -15,10 +15,10 @@ from torch import nn
 
 from partsong import zoo
 from partsong.errors import ArgumentError
-from partsong.zoo.shapes_experts.clusters import find_clusters
-from partsong.zoo.shapes_experts.loading import put_experts
-from partsong.zoo.shapes_experts.low_rank import LowRankChanges
-from partsong.zoo.training import World
+from partsong_zoo.shapes_experts.clusters import find_clusters
+from partsong_zoo.shapes_experts.loading import put_experts
+from partsong_zoo.shapes_experts.low_rank import LowRankChanges
+from partsong_zoo.training.common import World
 from tests.recipe_module import loaded
 
 

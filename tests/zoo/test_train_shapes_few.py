@@ -16,11 +16,11 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.zoo.shapes.grammar import describe, parse
-from partsong.zoo.shapes.latent_reader import FACTS, LatentReader, asked_facts, fact_loss, scene_facts
-from partsong.zoo.shapes.model import deepened, token_ids
-from partsong.zoo.shapes.scenes import COLOURS, PLACES, SHAPES, SIZES, draw_things, generator
-from partsong.zoo.training import World
+from partsong_zoo.shapes.grammar import describe, parse
+from partsong_zoo.shapes.latent_reader import FACTS, LatentReader, asked_facts, fact_loss, scene_facts
+from partsong_zoo.shapes.model import deepened, token_ids
+from partsong_zoo.shapes.scenes import COLOURS, PLACES, SHAPES, SIZES, draw_things, generator
+from partsong_zoo.training.common import World
 from tests.recipe_module import loaded
 
 

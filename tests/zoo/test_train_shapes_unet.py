@@ -18,21 +18,21 @@ import torch
 from diffusers import DiffusionPipeline, StableDiffusionPipeline
 from torch import Tensor, nn
 
-from partsong.zoo import shapes
-from partsong.zoo.shapes.drawing import paint
-from partsong.zoo.shapes.model import build_vae, token_ids
-from partsong.zoo.shapes.scenes import COLOURS, GROUND, draw_things, generator
-from partsong.zoo.shapes_unet.model import (
+from partsong_zoo import shapes
+from partsong_zoo.shapes.drawing import paint
+from partsong_zoo.shapes.model import build_vae, token_ids
+from partsong_zoo.shapes.scenes import COLOURS, GROUND, draw_things, generator
+from partsong_zoo.shapes_unet.model import (
     Painter,
     build_scheduler,
     build_tokenizer,
     draw_timesteps,
     fold_statistics,
 )
-from partsong.zoo.shapes_unet.muon import KernelMuon, orthogonalised
-from partsong.zoo.shapes_unet.positions import KINDS, draw_layout
-from partsong.zoo.stage import TrainingStage, adam, read_average
-from partsong.zoo.training import World, mixed_precision, multiplies_bfloat16
+from partsong_zoo.shapes_unet.muon import KernelMuon, orthogonalised
+from partsong_zoo.shapes_unet.positions import KINDS, draw_layout
+from partsong_zoo.training.common import World, mixed_precision, multiplies_bfloat16
+from partsong_zoo.training.stage import TrainingStage, adam, read_average
 from tests.recipe_module import assert_refused_before_any_work, loaded
 
 CAPTION = "a red circle left of a blue square"
@@ -213,7 +213,7 @@ def test_the_schedule_ends_in_pure_noise() -> None:
 @pytest.mark.parametrize("adjusted", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("has_bfloat16", [True, False])
 def test_kernels_are_trained_as_matrices(monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool, adjusted: str) -> None:
-    monkeypatch.setattr("partsong.zoo.shapes_unet.muon.multiplies_bfloat16", lambda device: has_bfloat16)
+    monkeypatch.setattr("partsong_zoo.shapes_unet.muon.multiplies_bfloat16", lambda device: has_bfloat16)
     torch.manual_seed(0)
     kernels = [nn.Parameter(torch.randn(*shape)) for shape in ((8, 4, 3, 3), (30, 2, 3, 3))]
     matrices = [nn.Parameter(kernel.detach().flatten(1).clone()) for kernel in kernels]

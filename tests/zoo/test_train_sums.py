@@ -17,13 +17,13 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from partsong.errors import ArgumentError
-from partsong.zoo.shapes.scenes import generator
-from partsong.zoo.sums import answer_of, check, examples, held_out, parse
-from partsong.zoo.sums.model import EOS, MODEL, PAD, USER, VOCABULARY, build_model, build_tokenizer, decode, encode
-from partsong.zoo.sums.prompts import again, tally
-from partsong.zoo.sums.sampling import Draft, draft_pool, sample
-from partsong.zoo.sums.scoring import pdr, random_k, vote, wilson
-from partsong.zoo.sums.training import (
+from partsong_zoo.shapes.scenes import generator
+from partsong_zoo.sums import answer_of, check, examples, held_out, parse
+from partsong_zoo.sums.model import EOS, MODEL, PAD, USER, VOCABULARY, build_model, build_tokenizer, decode, encode
+from partsong_zoo.sums.prompts import again, tally
+from partsong_zoo.sums.sampling import Draft, draft_pool, sample
+from partsong_zoo.sums.scoring import pdr, random_k, vote, wilson
+from partsong_zoo.sums.training import (
     LESSONS,
     Attempts,
     SumsBatch,
@@ -37,7 +37,7 @@ from partsong.zoo.sums.training import (
     pack,
     row_ids,
 )
-from partsong.zoo.training import World
+from partsong_zoo.training.common import World
 from tests.recipe_module import assert_refused_before_any_work, loaded
 
 POOL = [
@@ -298,7 +298,7 @@ def test_rounds_count_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.extend(prompts)
         return [Draft("3+4=7. answer: 7", True, 20, 10 + place) for place in range(len(prompts))]
 
-    monkeypatch.setattr("partsong.zoo.sums.scoring.sample", scripted)
+    monkeypatch.setattr("partsong_zoo.sums.scoring.sample", scripted)
     first = [[Draft("3+4=8. answer: 8", True, 5, 9 + place) for place in range(4)]]
     found = pdr(None, ["3+4=?"], first, (2, 1), random_k(4), 0)  # pyright: ignore[reportArgumentType]
     assert (found.right, found.total, found.read) == (1, 1, 4 * 5 + 3 * 20)

@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from partsong.errors import ArgumentError
 from partsong.reasoning.threads import FORMATS, TokenRun
-from partsong.reasoning.training.thread_batch import pack_threads
-from partsong.reasoning.training.thread_training import supervised_loss
-from partsong.zoo.products import examples
-from partsong.zoo.products.model import build_tokenizer
-from partsong.zoo.products.rollouts import Rollout, rewards_of
-from partsong.zoo.products.training import speech_of, text_of
-from partsong.zoo.stage import TrainingStage
+from partsong_zoo.products import examples
+from partsong_zoo.products.model import build_tokenizer
+from partsong_zoo.products.rollouts import Rollout, rewards_of
+from partsong_zoo.products.training import speech_of, text_of
+from partsong_zoo.training.stage import TrainingStage
+from partsong_zoo.training.thread_batch import pack_threads
+from partsong_zoo.training.thread_training import supervised_loss
 from tests.recipe_module import loaded
 
 

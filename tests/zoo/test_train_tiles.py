@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from partsong.errors import ArgumentError
-from partsong.zoo.tiles.loading import load_tiles
-from partsong.zoo.training import World
+from partsong_zoo.tiles.loading import load_tiles
+from partsong_zoo.training.common import World
 from tests.recipe_module import loaded
 
 

@@ -13,10 +13,10 @@ from diffusers import DiffusionPipeline, StableDiffusion3Pipeline, StableDiffusi
 from partsong import ExpertMixture, zoo
 from partsong.errors import PartsongError
 from partsong.samplers.any_order import LPD
-from partsong.zoo.motion.scoring import score as motion_score
-from partsong.zoo.shapes.reader import facts
-from partsong.zoo.shapes.scoring import score
-from partsong.zoo.tiles.scoring import score_tiles
+from partsong_zoo.motion.scoring import score as motion_score
+from partsong_zoo.shapes.reader import facts
+from partsong_zoo.shapes.scoring import score
+from partsong_zoo.tiles.scoring import score_tiles
 
 FOLDER = zoo.MODELS["shapes"].folder
 LIMIT_BYTES = {

@@ -22,7 +22,7 @@ from partsong.reasoning.calls.journal import Journal
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.registry import parse_thinking
 from partsong.seeds import check_seed, derive
-from partsong.zoo.thinking import knobs_for, task_of
+from partsong.zoo import knobs_for, task_of
 
 __all__ = ["StrategyModel"]
 

@@ -19,13 +19,12 @@ from __future__ import annotations
 import random
 from typing import Annotated
 
-from partsong import seeds
+from partsong import seeds, zoo
 from partsong.evals.parallelbench.drawing import draw_answer, draw_facts
 from partsong.evals.parallelbench.questions import ask
 from partsong.evals.parallelbench.scoring import score
 from partsong.evals.parallelbench.task import BenchProblem, Facts, Language, Task, task_of, tasks
 from partsong.knobs import Whole, check_knobs, type_hints
-from partsong.zoo import lists
 
 __all__ = ["Facts", "Language", "BenchProblem", "Task", "problems", "score", "task_of", "tasks"]
 
@@ -87,7 +86,7 @@ def _example(task: Task, seed: int, question: str) -> tuple[str, str]:
 def _in_lists(task: Task, number: int, seed: int) -> BenchProblem:
     size = task.lists_sizes[number % len(task.lists_sizes)]
     rng = random.Random(seeds.derive(seed, "parallelbench lists", task.name, number))
-    drawn = lists.draw(task.lists, rng, size)
+    drawn = zoo.task("lists").draw(task.lists, rng, size)
     return BenchProblem(
         task=task.name,
         number=number,

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from partsong import seeds
+from partsong import seeds, zoo
 from partsong.evals.parallelbench import BenchProblem, Language, problems, score, task_of, tasks
 from partsong.knobs import Count, check_knobs, format_knobs, type_hints
 from partsong.samplers.text import CACHES, RULES, Decoded, Rule, TextCache, decode, load_text_model
 from partsong.samplers.text.request import check_request
-from partsong.zoo.lists import WORDS
 
 __all__ = ["BenchRun", "ask", "reads_lists", "run"]
 
@@ -55,7 +54,7 @@ def run(model: Any, tokenizer: Any, *, names: Sequence[str] | None = None, **opt
         ArgumentError: there is no such task or language, or `decode` refuses an argument.
 
     >>> from transformers import LlamaForCausalLM
-    >>> from partsong.zoo.lists.model import build_model, build_tokenizer
+    >>> from partsong_zoo.lists.model import build_model, build_tokenizer
     >>> rows = run(build_model("mdlm").eval(), build_tokenizer(), names=["copy"], num=2, adapter="mdlm")
     >>> rows[0]["task"], rows[0]["num"]
     ('copy', 2)
@@ -133,8 +132,10 @@ def ask(
 
 def reads_lists(tokenizer: Any) -> bool:
     """Says whether a tokenizer belongs to the zoo's `lists` models, so that it knows their words and few others."""
-    known = tokenizer.get_vocab()
-    return len(known) < 2 * len(WORDS) and all(word in known for word in WORDS)
+    if "lists-mdlm" not in zoo.MODELS:
+        return False
+    known, words = tokenizer.get_vocab(), zoo.task("lists").WORDS
+    return len(known) < 2 * len(words) and all(word in known for word in words)
 
 
 def _room(name: str, language: Language) -> int:

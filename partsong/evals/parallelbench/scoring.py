@@ -8,9 +8,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from partsong import zoo
 from partsong.evals.parallelbench.drawing import operation_result, valid_lines, verb_of
 from partsong.evals.parallelbench.task import BenchProblem, Facts
-from partsong.zoo import lists
 
 __all__ = ["score"]
 
@@ -172,6 +172,7 @@ def _judge_sudoku(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
 
 def _judge_words(problem: BenchProblem, text: str) -> tuple[bool, bool, float]:
     """Judges an answer in the language of the `lists` models, in which a shuffle may keep the order."""
+    lists = zoo.task("lists")
     request, words = lists.parse(problem.question), text.split()
     valid = lists.check(problem.question, text)
     if request.family == "shuffle":

@@ -10,7 +10,7 @@ from partsong.knobs import check_value
 
 __all__ = ["Facts", "Language", "BenchProblem", "Task", "task_of", "tasks"]
 
-#: The language of problems: "chat" is English with a worked example, "lists" the prompts of `partsong.zoo.lists`.
+#: The language of problems: "chat" is English with a worked example, "lists" the prompts of `partsong_zoo.lists`.
 Language = Literal["chat", "lists"]
 
 
@@ -25,7 +25,7 @@ class Task:
         answers: "one" if there is one valid answer, "many" if there are several equally likely ones. Then tokens that
             are drawn together must agree, and parallel decoding shows what it costs.
         max_new_tokens: enough for an answer in the usual subword vocabularies.
-        lists: the task of `partsong.zoo.lists` that asks the same, or "".
+        lists: the task of `partsong_zoo.lists` that asks the same, or "".
         lists_sizes: sizes of that task.
     """
 

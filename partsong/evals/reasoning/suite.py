@@ -29,7 +29,7 @@ from partsong.reasoning.calls.run import Run
 from partsong.reasoning.calls.virtual_time import VirtualLoop
 from partsong.reasoning.strategies.registry import parse_thinking
 from partsong.reasoning.strategies.single import single
-from partsong.zoo.thinking import knobs_for
+from partsong.zoo import knobs_for
 
 __all__ = ["Strategy", "evaluate", "greedy", "read_strategies", "reasoning_suite"]
 

@@ -187,7 +187,7 @@ def load_head(folder: Path) -> MaskHead:
     for name in (_SETTINGS, _WEIGHTS):
         if not (folder / name).is_file():
             raise ArgumentError(
-                f"{folder} holds no trained head: it has no {name}; recipes/train_heads.py trains one, and "
+                f"{folder} holds no trained head: it has no {name}; zoo/recipes/train_heads.py trains one, and "
                 f"head:path=FOLDER takes it"
             )
     try:

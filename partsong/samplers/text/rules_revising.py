@@ -135,7 +135,7 @@ class SoftTokens(_RevisingRule):
     A token of probability p is read as ``token + weight * (1 - p) * (mask - token)``, in embeddings. So later forwards
     see how sure earlier ones were, and overwrite what no longer fits. A block ends when all of it is decided and sure,
     or as with `TokenEditing` when nothing changes; its tokens are then read as they are. With a weight of 0 and `sure`
-    of 1 it is `TokenEditing`. It is for models that were trained on their own guesses (`recipes/distil_lists.py`).
+    of 1 it is `TokenEditing`. It is for models that were trained on their own guesses (`zoo/recipes/distil_lists.py`).
 
     Attributes:
         threshold: a position is decided if its most likely token is more likely than this; the surest always.

@@ -18,7 +18,7 @@ from partsong.reasoning.strategies.registry import STRATEGIES, Thinking, parse_t
 from partsong.serving.errors import ApiError
 from partsong.serving.texts.events import TextDelta, TextDone, TextEvent, TextRequest, ThreadNews
 from partsong.serving.texts.limits import TextLimits
-from partsong.zoo.thinking import knobs_for, task_of
+from partsong.zoo import knobs_for, task_of
 
 __all__ = ["SINGLE", "ThinkingJob", "prepare_thinking", "thinking_names"]
 

@@ -110,7 +110,7 @@ def _is_causal(spec: TextSpec) -> bool:
     from partsong.errors import UnsupportedError
     from partsong.model_folders import model_folder, read_settings
     from partsong.reasoning.local import smollm2
-    from partsong.zoo.thinking import task_of
+    from partsong.zoo import task_of
 
     if task_of(spec.model) is not None:
         return True  # what follows would import more than a model that thinks needs

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError
 from partsong.reasoning.threads import Fork, TokenRun
-from partsong.reasoning.training.policy_loss import per_token, policy_loss
-from partsong.reasoning.training.rewards import group_advantages
-from partsong.reasoning.training.thread_batch import pack_threads
-from partsong.reasoning.training.thread_training import log_likelihoods
+from partsong_zoo.training.policy_loss import per_token, policy_loss
+from partsong_zoo.training.rewards import group_advantages
+from partsong_zoo.training.thread_batch import pack_threads
+from partsong_zoo.training.thread_training import log_likelihoods
 from tests.reasoning.local_models import EOS, all_of, engine, llama, request, run, tokenizer
 
 TEXTS = torch.tensor([0, 0, 0, 1])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.training.rewards import accelerated_reward, acceleration, alternating_reward, group_advantages
+from partsong_zoo.training.rewards import accelerated_reward, acceleration, alternating_reward, group_advantages
 
 
 def test_eight_of_ten_steps_look_at_answers_alone() -> None:

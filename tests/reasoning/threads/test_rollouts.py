@@ -16,9 +16,9 @@ from partsong.reasoning.strategies.fork_join import fork_join
 from partsong.reasoning.strategies.single import single
 from partsong.reasoning.threads import FORMATS, Format
 from partsong.reasoning.threads.plans import stop_of
-from partsong.reasoning.training.rollouts import drawn_parts, has_forked
-from partsong.zoo.products import answer_of, draw, in_threads, work_out
-from partsong.zoo.products.solutions import ProductWork
+from partsong_zoo.products import answer_of, draw, in_threads, work_out
+from partsong_zoo.products.solutions import ProductWork
+from partsong_zoo.training.rollouts import drawn_parts, has_forked
 
 END = 99
 

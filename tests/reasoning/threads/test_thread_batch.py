@@ -13,8 +13,8 @@ from torch import Tensor
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
 from partsong.reasoning.threads import Fork, TokenRun, Tokens, lay_out, replayed
-from partsong.reasoning.training.thread_batch import ThreadBatch, additive_mask, flex_mask, pack_threads
-from partsong.reasoning.training.thread_training import ThreadLesson, learned_logits, log_likelihoods, supervised_loss
+from partsong_zoo.training.thread_batch import ThreadBatch, additive_mask, flex_mask, pack_threads
+from partsong_zoo.training.thread_training import ThreadLesson, learned_logits, log_likelihoods, supervised_loss
 from tests.reasoning.local_models import llama
 from tests.reasoning.test_local_models import tiny
 

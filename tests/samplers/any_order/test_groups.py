@@ -12,9 +12,9 @@ from torch import Tensor
 from partsong.errors import ArgumentError
 from partsong.samplers.any_order import ASSD, LPD, KeyedJacobi, PictureRule, decode_groups, decode_jacobi, group_sizes
 from partsong.samplers.text import decode_any_order
-from partsong.zoo.shapes.model import token_ids
-from partsong.zoo.tiles.model import build_model, group_logits
-from partsong.zoo.tiles.reader import CaptionedTiles
+from partsong_zoo.shapes.model import token_ids
+from partsong_zoo.tiles.model import build_model, group_logits
+from partsong_zoo.tiles.reader import CaptionedTiles
 
 CAPTIONS = ["a red circle", "a small blue square left of a green cross"]
 

@@ -42,7 +42,7 @@ _LEAST = 0.03
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedHead:
-    """Guesses with a head that was trained for this model (`recipes/train_heads.py`).
+    """Guesses with a head that was trained for this model (`zoo/recipes/train_heads.py`).
 
     Attributes:
         path: the folder of the head. Default: the folder "head" beside the model's weights.
@@ -91,7 +91,7 @@ def _check_same(head: MaskHead, own: Mapping[str, Any]) -> None:
         if (asked := getattr(head.settings, name)) != value:
             raise UnsupportedError(
                 f"this head was trained for another model, whose {name} is {asked}; that of this model is {value}: "
-                f"give the head of this model, or train one with recipes/train_heads.py"
+                f"give the head of this model, or train one with zoo/recipes/train_heads.py"
             )
 
 

@@ -1,5 +1,0 @@
-"""Builds the `shapes-unet` model: a Stable Diffusion pipeline for the scenes of `partsong.zoo.shapes`.
-
-The task (captions, drawing, reader) is `partsong.zoo.shapes`. This package only holds what the recipe
-`recipes/train_shapes_unet.py` builds and trains. Loading the trained folder needs neither.
-"""

@@ -1,0 +1,45 @@
+"""Defines the task of the `products` model: multiplications and countdowns, worked out in threads.
+
+`examples` draws problems that training never shows, `check` tells whether an answer is right, `answer_of` finds it in a
+text, `parse` tells what a question asks, `support` lists every right answer; `work_out`, `in_threads` and `in_sequence`
+write solutions.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from partsong_zoo.products.problems import (
+    Family,
+    ProductProblem,
+    answer_of,
+    check,
+    draw,
+    examples,
+    held_out,
+    parse,
+    support,
+)
+from partsong_zoo.products.solutions import ProductWork, Thread, in_sequence, in_threads, work_out
+
+__all__ = [
+    "Family",
+    "ProductProblem",
+    "Thread",
+    "ProductWork",
+    "answer_of",
+    "check",
+    "draw",
+    "examples",
+    "held_out",
+    "in_sequence",
+    "in_threads",
+    "parse",
+    "support",
+    "thinking_knobs",
+    "work_out",
+]
+
+
+def thinking_knobs(strategy: str) -> Mapping[str, Any]:
+    """Returns the knobs that the model needs for a strategy: its tags, without a lesson in them."""
+    return {"format": "multiverse", "teach": False} if strategy == "fork-join" else {}
