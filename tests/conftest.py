@@ -14,45 +14,36 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # reads the number of threads when it is imported
 
-from tests import covering
+from tests import covering, file_seconds
+from tests.file_seconds import file_of
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-#: Files that take longest, longest first; measured, and worth measuring again when the end of a run is slow.
-LONGEST = (
-    *("test_unet", "test_every_pipeline", "test_equivalence", "test_ray_engine", "test_launch", "test_decode"),
-    *("test_clip_parallel", "test_plugins", "test_cli", "test_rules", "test_dual_parallel", "test_controlnets"),
-    *(
-        "test_pipelines",
-        "test_docs",
-        "test_parallel_vae",
-        "test_openai_servers",
-        "test_zoo_models",
-        "test_patch_pipeline",
-    ),
-    *("test_sums_model", "test_triton_attention", "test_aot", "test_verify", "test_step_cache", "test_turning_models"),
-    *("test_structure_guidance", "test_cli_video", "test_timestep_pipeline", "test_patch_models", "test_real_sizes"),
-    *("test_partial_patch", "test_torchrun", "test_video", "test_time_parallel", "test_join", "test_bench_video"),
-)
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run whole products of cases, and tests marked full")
+    parser.addoption("--shard", metavar="K/N", help="run part K of N of the full suite, files whole")
+    parser.addoption("--write-seconds", action="store_true", help="file how long each file took, on a quiet machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    covering.FULL = config.getoption("full")
+    covering.FULL = config.getoption("full") or bool(config.getoption("shard"))
+    if not hasattr(config, "workerinput"):  # the process that hears of every test
+        config.pluginmanager.register(file_seconds.Watch(config), "file_seconds")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves tests marked full to ``pytest --full``, and lets long files begin first: no core idles at the end."""
+    seconds = file_seconds.known(file_of(item.nodeid) for item in items)
     left = {item for item in items if item.get_closest_marker("full") and not covering.FULL}
+    if shard := config.getoption("shard"):
+        number, count = map(int, shard.split("/"))
+        places = file_seconds.shard_of(seconds, count)
+        left |= {item for item in items if places[file_of(item.nodeid)] != number % count}
     config.hook.pytest_deselected(items=left)
-    places = {name: place for place, name in enumerate(LONGEST)}
     kept = (item for item in items if item not in left)
-    items[:] = sorted(kept, key=lambda item: places.get(item.path.stem, len(places)))
+    items[:] = sorted(kept, key=lambda item: -seconds[file_of(item.nodeid)])
 
 
 def pytest_collection_finish() -> None:
