@@ -1,8 +1,8 @@
 """Knows how long each file of tests takes, so that long ones begin first and none grows unseen.
 
-``pytest --write-seconds`` on a quiet machine files the seconds of a whole run in ``file_seconds.json``. A run of the whole
-suite prints its slowest tests, and fails where a file takes more than its share of the run and `REASONS` does not say
-why. Shares, because the seconds of another machine are others.
+``pytest --write-seconds`` on a quiet machine files the seconds of a whole run in ``file_seconds.json``. A run of the
+whole suite prints its slowest tests, and fails where a file takes more than its share of the run and `REASONS` does not
+say why. Shares, because the seconds of another machine are others.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def shard_of(files: Mapping[str, float], count: int) -> dict[str, int]:
 
 
 class Watch:
-    """Adds up seconds by test and by file, prints the slowest tests, and fails a run whose files outgrow their shares."""
+    """Adds up seconds by test and by file, prints the slowest, and fails a run whose files outgrow their shares."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
