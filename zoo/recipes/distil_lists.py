@@ -21,17 +21,14 @@ that was stopped continues from its checkpoint with exactly the steps it would h
 from __future__ import annotations
 
 import copy
-import json
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-import tyro
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
@@ -71,6 +68,7 @@ from partsong_zoo.lists.trajectories import (
     state_masks,
 )
 from partsong_zoo.training.common import World, schedule
+from partsong_zoo.training.recipe import file_report, run_recipe
 from partsong_zoo.training.stage import TrainingStage, adam, read_average, run_stages
 
 STAGES: tuple[str, ...] = ("trajectories", "train", "export", "evaluate")
@@ -371,8 +369,7 @@ def evaluate(config: Config, world: World) -> None:
             row = measure_speed(model, asked, "entropy-bound")
             rows[family] = {key: round(row[key], 3) for key in ("accuracy", "tokens_per_forward")}
         report[name] = rows
-    (Path(config.out) / f"scores-{config.name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report))
+    file_report(Path(config.out) / f"scores-{config.name}.json", report)
 
 
 def run(config: Config, world: World) -> None:
@@ -382,9 +379,7 @@ def run(config: Config, world: World) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    run(config, World("cpu"))
+    run_recipe(Config, __doc__, run, device="cpu")
 
 
 if __name__ == "__main__":

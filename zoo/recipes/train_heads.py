@@ -20,16 +20,13 @@ so a stage that was stopped continues from its checkpoint with exactly the steps
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -44,6 +41,7 @@ from partsong.seeds import derive
 from partsong_zoo.heads import SampledTexts, prompts_of, sample_texts
 from partsong_zoo.training.common import World, mixed_precision
 from partsong_zoo.training.head_losses import anchor, head_losses
+from partsong_zoo.training.recipe import file_report, run_recipe
 from partsong_zoo.training.stage import TrainingStage, adam, read_average, stages_of
 
 STAGES: tuple[str, ...] = ("samples", "train", "export", "evaluate")
@@ -181,8 +179,7 @@ def evaluate(config: Config) -> None:
             # A forward reads each prompt and gives the first token.
             "tokens_per_forward": round(later / max(1, engine.model.forwards - len(answers)), 2),
         }
-    (Path(config.out) / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
-    print(json.dumps(scores))
+    file_report(Path(config.out) / "scores.json", scores)
 
 
 async def one_by_one(engine: LocalEngine, config: Config, prompts: list[str], temperature: float) -> list[Completion]:
@@ -216,9 +213,7 @@ def run(config: Config, world: World) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    run(config, World(config.device))
+    run_recipe(Config, __doc__, run)
 
 
 if __name__ == "__main__":

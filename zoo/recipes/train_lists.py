@@ -21,8 +21,6 @@ to zero by then.
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +28,6 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-import tyro
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -40,6 +37,7 @@ from partsong_zoo.lists.scoring import accuracy, total_variation
 from partsong_zoo.lists.tasks import examples
 from partsong_zoo.lists.training import causal_loss, diffusion_loss, draw_batch
 from partsong_zoo.training.common import World, mixed_precision
+from partsong_zoo.training.recipe import file_report, run_recipe
 from partsong_zoo.training.stage import TrainingStage, inside_matrices, muon_and_adam, read_average, stages_of
 
 STAGES: tuple[str, ...] = ("mdlm", "ar", "export", "evaluate")
@@ -126,8 +124,7 @@ def evaluate(config: Config) -> None:
             "draws_per_prompt": config.draws,
             "total_variation": {p: round(total_variation(model, p, config.draws), 4) for p in random_tasks},
         }
-        (Path(config.out) / f"scores-{folder.name}.json").write_text(json.dumps(report, indent=1) + "\n")
-        print(json.dumps(report))
+        file_report(Path(config.out) / f"scores-{folder.name}.json", report)
 
 
 def run(config: Config, world: World) -> None:
@@ -146,9 +143,7 @@ def run(config: Config, world: World) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    run(config, World(config.device))
+    run_recipe(Config, __doc__, run)
 
 
 if __name__ == "__main__":

@@ -28,16 +28,13 @@ only the steps count.
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
@@ -62,6 +59,7 @@ from partsong_zoo.motion.training import (
     window_length,
 )
 from partsong_zoo.training.common import Optimizers, World, mixed_precision
+from partsong_zoo.training.recipe import file_report, run_recipe
 from partsong_zoo.training.stage import TrainingStage, adam, inside_matrices, muon_and_adam, read_average, run_stages
 
 STAGES: tuple[str, ...] = (
@@ -369,8 +367,7 @@ def evaluate(config: Config, world: World) -> None:
             **knobs,
             **result.report(),
         }
-        (Path(config.out) / f"facts-{folder.name}.json").write_text(json.dumps(report, indent=1) + "\n")
-        print(json.dumps(report))
+        file_report(Path(config.out) / f"facts-{folder.name}.json", report)
         result.save_sheet(Path(config.out) / f"samples-{folder.name}.png")
 
 
@@ -387,9 +384,7 @@ def run(config: Config, world: World) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    run(config, World(config.device))
+    run_recipe(Config, __doc__, run)
 
 
 if __name__ == "__main__":

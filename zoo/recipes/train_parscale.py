@@ -46,7 +46,6 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-import tyro
 from accelerate import Accelerator
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -58,6 +57,7 @@ from partsong.reasoning.parscale.model import ParScale
 from partsong.reasoning.parscale.weights import StreamWeights
 from partsong.seeds import derive
 from partsong_zoo.training.parscale import StreamLesson, train
+from partsong_zoo.training.recipe import file_report, recipe_config
 
 STAGES: tuple[str, ...] = ("train", "measure", "recycle", "export")
 SIDES: tuple[str, ...] = ("one", "wide", "streams")
@@ -300,7 +300,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 def _write(config: Config, rows: list[dict[str, Any]]) -> None:
     if Accelerator().is_main_process:
         report = {"config": {field.name: getattr(config, field.name) for field in fields(config)}, "rows": rows}
-        (Path(config.out) / "scores.json").write_text(json.dumps(report, indent=1) + "\n")
+        file_report(Path(config.out) / "scores.json", report)
 
 
 def export(config: Config) -> None:
@@ -333,8 +333,7 @@ def run(config: Config) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    config = recipe_config(Config, __doc__)
     torch.set_num_threads(1)
     run(config)
 

@@ -24,7 +24,6 @@ Lessons are drawn from (seed, step), so a run that was stopped goes on from its 
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable
@@ -34,7 +33,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import tyro
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -44,6 +42,7 @@ from partsong.reasoning.parscale.model import ParScale
 from partsong.reasoning.parscale.weights import StreamWeights
 from partsong.seeds import derive
 from partsong_zoo.training.parscale import StreamLesson, train
+from partsong_zoo.training.recipe import file_report, recipe_config
 
 STAGES: tuple[str, ...] = ("learn", "ask", "export")
 SIDES: tuple[str, ...] = ("frozen", "prefix", "recycled", "wide", "longer", "streams", "noise")
@@ -254,7 +253,7 @@ def ask_all(config: Config) -> None:
             rows.append({**row, "parameters": count(model, weights), **score(config, model, weights, seed)})
             logging.info("%s", rows[-1])
     report = {"config": {field.name: getattr(config, field.name) for field in fields(config)}, "rows": rows}
-    (Path(config.out) / "scores.json").write_text(json.dumps(report, indent=1) + "\n")
+    file_report(Path(config.out) / "scores.json", report)
 
 
 def run(config: Config) -> None:
@@ -278,5 +277,4 @@ def run(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    run(tyro.cli(Config, description=cast("str", __doc__).splitlines()[0]))
+    run(recipe_config(Config, __doc__))

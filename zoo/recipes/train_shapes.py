@@ -20,9 +20,6 @@ comes first, and its learning rate falls to zero by then. By default only the st
 from __future__ import annotations
 
 import copy
-import json
-import logging
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,14 +28,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-import tyro
 from diffusers import AutoencoderKL, DiffusionPipeline, FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from diffusers.models.attention_processor import JointAttnProcessor2_0
 from torch import Tensor, nn
 
 from partsong_zoo.folders import save_pipeline
 from partsong_zoo.shapes.comprehension import build_heads, text_loss
-from partsong_zoo.shapes.drawing import paint
 from partsong_zoo.shapes.grammar import describe
 from partsong_zoo.shapes.model import (
     Generator,
@@ -49,11 +44,12 @@ from partsong_zoo.shapes.model import (
     build_vae,
     draw_sigmas,
     token_ids,
-    vae_loss,
 )
+from partsong_zoo.shapes.pool import autoencoder_loss, build_pool, pictures, rank_pool, restored_quality
 from partsong_zoo.shapes.scenes import Thing, draw_things, generator
 from partsong_zoo.shapes.scoring import score
 from partsong_zoo.training.common import World, mixed_precision
+from partsong_zoo.training.recipe import file_report, recipe_config
 from partsong_zoo.training.stage import TrainingStage, adam, muon_and_adam
 
 PLAIN: dict[str, Any] = dict.fromkeys(("mid_block_add_attention", "use_quant_conv", "use_post_quant_conv"), False)
@@ -92,12 +88,6 @@ class Config:
     nulls: int = 1  # Zeros that stand for the silent third encoder.
 
 
-def pictures(scenes: list[list[Thing]]) -> Tensor:
-    """Draws scenes: `[batch, 3, 64, 64]` in [-1, 1]."""
-    array = np.stack([paint(things) for things in scenes])
-    return torch.from_numpy(array).permute(0, 3, 1, 2).float() / 127.5 - 1.0
-
-
 # --- stage 1: the autoencoder -----------------------------------------------------------------------------------------
 
 
@@ -118,14 +108,7 @@ def train_vae(config: Config, world: World) -> None:
         save_minutes=config.export_minutes,
     )
 
-    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
-        images = pictures([draw_things(rng) for _ in range(config.vae_batch)]).to(world.device)
-        # Convolutions this narrow gain nothing from bfloat16 on a CPU.
-        with mixed_precision(world, enabled=world.device.type == "cuda"):
-            loss, mse = vae_loss(vae, images.contiguous(memory_format=torch.channels_last))
-        return loss, f"psnr {10 * math.log10(4 / mse):.1f} dB"
-
-    stage.run(loss_of)
+    stage.run(autoencoder_loss(vae, world, config.vae_batch))
     if world.rank == 0:
         finish_vae(config, vae)
 
@@ -136,10 +119,9 @@ def finish_vae(config: Config, vae: Any) -> None:
     rng = generator(12, config.seed)
     images = pictures([draw_things(rng) for _ in range(256)]).to(vae.device)
     mean = vae.encode(images).latent_dist.mean
-    mse = (vae.decode(mean).sample.clamp(-1, 1) - images).square().mean(dim=(1, 2, 3))
     vae.register_to_config(shift_factor=float(mean.mean()), scaling_factor=float(1 / mean.std()))
     vae.save_pretrained(Path(config.out) / "vae")
-    print(f"vae saved: {float((10 * torch.log10(4 / mse)).mean()):.2f} dB on {len(images)} new scenes")
+    print(f"vae saved: {restored_quality(vae, images):.2f} dB on {len(images)} new scenes")
 
 
 # --- stage 2: the pool of encoded scenes ------------------------------------------------------------------------------
@@ -151,22 +133,10 @@ def pool_scenes(config: Config, world: World) -> list[list[Thing]]:
     return [draw_things(generator(13, config.seed, world.rank, index)) for index in range(share)]
 
 
-@torch.no_grad()
-def build_pool(config: Config, world: World) -> None:
+def encode_pool(config: Config, world: World) -> None:
     """Runs stage 2: encodes this rank's scenes into `pool-RANK-of-SIZE.npy`, float16, normalised."""
-    path = Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"
-    if path.exists():
-        return
-    vae = cast("Any", AutoencoderKL.from_pretrained(Path(config.out) / "vae")).to(world.device)
-    scenes, parts = pool_scenes(config, world), []
-    for first in range(0, len(scenes), 64):
-        images = pictures(scenes[first : first + 64]).to(world.device)
-        mean = vae.encode(images).latent_dist.mean
-        latents = (mean - vae.config.shift_factor) * vae.config.scaling_factor
-        parts.append(latents.cpu().half().numpy())
-        if first % 6400 == 0:
-            world.say(f"pool {first} of {len(scenes)}")
-    np.save(path, np.concatenate(parts))
+    vae = AutoencoderKL.from_pretrained(Path(config.out) / "vae")
+    build_pool(rank_pool(Path(config.out), world), pool_scenes(config, world), world, vae)
 
 
 # --- stage 3: the text encoders ---------------------------------------------------------------------------------------
@@ -241,7 +211,7 @@ class FlowStage(TrainingStage):
 def train_flow(config: Config, world: World) -> None:
     """Runs stage 4, which writes `flow.pt` and `export/` every `export_minutes` and at the end."""
     stage = FlowStage(config, world)
-    latents = np.load(Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy")
+    latents = np.load(rank_pool(Path(config.out), world))
     scenes, batch = pool_scenes(config, world), config.flow_batch // world.size
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
@@ -303,18 +273,16 @@ def evaluate(config: Config, world: World) -> None:
         **result.report(),
         "seconds": round(time.time() - started, 1),
     }
-    (out / "facts.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report))
+    file_report(out / "facts.json", report)
     result.save_grid(out / "samples.png")
 
 
 def main() -> None:
     """Runs the stages of the configuration."""
-    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    config = recipe_config(Config, __doc__)
     world = World(config.device)
     Path(config.out).mkdir(parents=True, exist_ok=True)
-    runners = dict(zip(STAGES, (train_vae, build_pool, train_text, train_flow, evaluate), strict=True))
+    runners = dict(zip(STAGES, (train_vae, encode_pool, train_text, train_flow, evaluate), strict=True))
     for stage in config.stages.split(","):
         runners[stage](config, world)
         if world.size > 1:

@@ -21,15 +21,12 @@ exactly the steps it would have made.
 
 from __future__ import annotations
 
-import json
-import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -43,6 +40,7 @@ from partsong_zoo.shapes_experts.clusters import Clusters, find_clusters
 from partsong_zoo.shapes_experts.loading import changed_transformer, put_experts, save_changes, save_experts
 from partsong_zoo.shapes_experts.low_rank import LowRankChanges
 from partsong_zoo.training.common import World, mixed_precision
+from partsong_zoo.training.recipe import file_report, run_recipe
 from partsong_zoo.training.stage import TrainingStage, adam, read_average, run_stages
 
 STAGES: tuple[str, ...] = ("pool", "clusters", "experts", "monolith", "router", "export", "evaluate")
@@ -288,8 +286,7 @@ def evaluate(config: Config, world: World) -> None:
                 report[f"router is right, {words}"] = accuracy
         result = score(pipeline.to(world.device), config.captions, seed=config.seed, **knobs)
         report[name] = {"facts_read": round(result.facts_read, 4), "all_right": round(result.all_right, 4)}
-    (out / "facts.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report))
+    file_report(out / "facts.json", report)
 
 
 def run(config: Config, world: World) -> None:
@@ -301,9 +298,7 @@ def run(config: Config, world: World) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    run(config, World(config.device))
+    run_recipe(Config, __doc__, run)
 
 
 if __name__ == "__main__":

@@ -22,16 +22,13 @@ exactly the steps it would have made.
 from __future__ import annotations
 
 import functools
-import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-import tyro
 from torch import Tensor, nn
 
 from partsong import zoo
@@ -59,6 +56,7 @@ from partsong_zoo.training.consistency import (
     shifted_times,
     trig_velocity,
 )
+from partsong_zoo.training.recipe import file_report, run_recipe
 from partsong_zoo.training.stage import TrainingStage, adam, muon_and_adam, read_average, run_stages
 
 STAGES: tuple[str, ...] = ("pool", "reader", "discrete", "continuous", "matching", "export", "evaluate")
@@ -375,8 +373,7 @@ def evaluate(config: Config, world: World) -> None:
         asked = {"num_inference_steps": steps, "guidance_scale": 1.0, "max_sequence_length": 1}
         result = score(pipeline, config.captions, seed=config.seed, **asked)
         report[f"{steps} steps"] = {"facts_read": round(result.facts_read, 4), "all_right": round(result.all_right, 4)}
-    (Path(config.out) / "facts.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report))
+    file_report(Path(config.out) / "facts.json", report)
 
 
 def run(config: Config, world: World) -> None:
@@ -391,9 +388,7 @@ def run(config: Config, world: World) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    run(config, World(config.device))
+    run_recipe(Config, __doc__, run)
 
 
 if __name__ == "__main__":

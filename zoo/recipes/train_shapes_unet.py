@@ -23,9 +23,6 @@ only the steps count.
 
 from __future__ import annotations
 
-import json
-import logging
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,16 +30,15 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import tyro
 from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusionPipeline
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from torch import Tensor, nn
 
 from partsong_zoo.folders import begin_with, pipeline_to_begin_with, save_pipeline
 from partsong_zoo.shapes.comprehension import build_heads, text_loss
-from partsong_zoo.shapes.drawing import paint
 from partsong_zoo.shapes.grammar import describe, parse
-from partsong_zoo.shapes.model import build_vae, token_ids, vae_loss
+from partsong_zoo.shapes.model import build_vae, token_ids
+from partsong_zoo.shapes.pool import autoencoder_loss, build_pool, pictures, rank_pool, restored_quality
 from partsong_zoo.shapes.scenes import Thing, draw_things, generator
 from partsong_zoo.shapes.scoring import score
 from partsong_zoo.shapes_unet.model import (
@@ -56,6 +52,7 @@ from partsong_zoo.shapes_unet.model import (
 from partsong_zoo.shapes_unet.muon import KernelMuon
 from partsong_zoo.shapes_unet.positions import draw_layout
 from partsong_zoo.training.common import Optimizers, World, mixed_precision
+from partsong_zoo.training.recipe import file_report, run_recipe
 from partsong_zoo.training.stage import TrainingStage, adam, read_average, run_stages
 
 STAGES: tuple[str, ...] = ("autoencoder", "pool", "text", "unet", "export", "evaluate")
@@ -118,12 +115,6 @@ def attention_for(world: World) -> Any:
 # --- stages 1 and 2: the autoencoder and the pool of encoded scenes ---------------------------------------------------
 
 
-def pictures(scenes: list[list[Thing]]) -> Tensor:
-    """Draws scenes: `[batch, 3, 64, 64]` in [-1, 1]."""
-    array = np.stack([paint(things) for things in scenes])
-    return torch.from_numpy(array).permute(0, 3, 1, 2).float() / 127.5 - 1.0
-
-
 def train_autoencoder(config: Config, world: World) -> None:
     """Runs stage 1; writes `autoencoder.pt` and `vae/`, whose latents have zero mean and unit variance."""
     if (Path(config.out) / "vae" / "config.json").exists():
@@ -138,14 +129,7 @@ def train_autoencoder(config: Config, world: World) -> None:
     vae.set_attn_processor(attention_for(world))
     stage = new_stage(config, world, "autoencoder", vae, [adam(list(vae.parameters()), 2e-3)])
 
-    def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
-        images = pictures([draw_things(rng) for _ in range(config.autoencoder_batch)]).to(world.device)
-        # Convolutions this narrow gain nothing from bfloat16 on a CPU.
-        with mixed_precision(world, enabled=world.device.type == "cuda"):
-            loss, mse = vae_loss(vae, images.contiguous(memory_format=torch.channels_last))
-        return loss, f"psnr {10 * math.log10(4 / mse):.1f} dB"
-
-    stage.run(loss_of)
+    stage.run(autoencoder_loss(vae, world, config.autoencoder_batch))
     if world.rank == 0:
         finish_autoencoder(config, stage.average.module)
 
@@ -157,10 +141,10 @@ def finish_autoencoder(config: Config, vae: Any) -> None:
     images = pictures([draw_things(rng) for _ in range(256)]).to(vae.device)
     mean = vae.encode(images).latent_dist.mean
     fold_statistics(vae, mean.mean(dim=(0, 2, 3)), mean.std(dim=(0, 2, 3)))
-    mse = (vae.decode(vae.encode(images).latent_dist.mean).sample.clamp(-1, 1) - images).square().mean(dim=(1, 2, 3))
+    quality = restored_quality(vae, images)
     vae.set_attn_processor(AttnProcessor2_0())
     vae.to(memory_format=torch.contiguous_format).save_pretrained(Path(config.out) / "vae")
-    print(f"vae saved: {float((10 * torch.log10(4 / mse)).mean()):.2f} dB on {len(images)} new scenes")
+    print(f"vae saved: {quality:.2f} dB on {len(images)} new scenes")
 
 
 def pool_scenes(config: Config, world: World) -> list[list[Thing]]:
@@ -169,20 +153,10 @@ def pool_scenes(config: Config, world: World) -> list[list[Thing]]:
     return [draw_things(generator(32, config.seed, world.rank, index)) for index in range(share)]
 
 
-@torch.no_grad()
-def build_pool(config: Config, world: World) -> None:
+def encode_pool(config: Config, world: World) -> None:
     """Runs stage 2: encodes this rank's scenes into `pool-RANK-of-SIZE.npy`, float16."""
-    path = Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy"
-    if path.exists():
-        return
-    vae = cast("Any", AutoencoderKL.from_pretrained(Path(config.out) / "vae")).to(world.device)
-    scenes, parts = pool_scenes(config, world), []
-    for first in range(0, len(scenes), 64):
-        images = pictures(scenes[first : first + 64]).to(world.device)
-        parts.append(vae.encode(images).latent_dist.mean.cpu().half().numpy())
-        if first % 6400 == 0:
-            world.say(f"pool {first} of {len(scenes)}")
-    np.save(path, np.concatenate(parts))
+    vae: Any = AutoencoderKL.from_pretrained(Path(config.out) / "vae")
+    build_pool(rank_pool(Path(config.out), world), pool_scenes(config, world), world, vae)
 
 
 # --- stage 3: the text encoder ----------------------------------------------------------------------------------------
@@ -265,7 +239,7 @@ def unet_stage(config: Config, world: World) -> TrainingStage:
 def train_unet(config: Config, world: World) -> None:
     """Runs stage 4; writes `unet.pt`."""
     stage, scheduler = unet_stage(config, world), build_scheduler()
-    latents = np.load(Path(config.out) / f"pool-{world.rank}-of-{world.size}.npy")
+    latents = np.load(rank_pool(Path(config.out), world))
     scenes, batch = pool_scenes(config, world), config.unet_batch // world.size
     layouts = np.stack([draw_layout(things) for things in scenes]).astype(np.float16)
 
@@ -330,8 +304,7 @@ def evaluate(config: Config, world: World) -> None:
         **result.report(),
         "seconds": round(time.time() - started, 1),
     }
-    (out / "facts.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report))
+    file_report(out / "facts.json", report)
     result.save_grid(out / "samples.png")
 
 
@@ -339,15 +312,13 @@ def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
     if config.start:
         started_painter(config)  # A wrong folder ends here, before any work.
-    runners = (train_autoencoder, build_pool, train_text, train_unet, export, evaluate)
+    runners = (train_autoencoder, encode_pool, train_text, train_unet, export, evaluate)
     run_stages(config, world, dict(zip(STAGES, runners, strict=True)))
 
 
 def main() -> None:
     """Runs the recipe."""
-    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    run(config, World(config.device))
+    run_recipe(Config, __doc__, run)
 
 
 if __name__ == "__main__":

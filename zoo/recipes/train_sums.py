@@ -27,15 +27,13 @@ are set and come first (then the clock decides, and no two runs are the same). I
 from __future__ import annotations
 
 import json
-import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
-import tyro
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -46,6 +44,7 @@ from partsong_zoo.sums.sampling import draft_pool
 from partsong_zoo.sums.scoring import report
 from partsong_zoo.sums.training import Attempts, draw_batch, loss_of
 from partsong_zoo.training.common import World, mixed_precision
+from partsong_zoo.training.recipe import file_report, run_recipe
 from partsong_zoo.training.stage import TrainingStage, inside_matrices, muon_and_adam, read_average, stages_of
 
 STAGES: tuple[str, ...] = ("drafts", "samples", "refine", "polish", "export", "evaluate")
@@ -165,8 +164,7 @@ def export(config: Config) -> None:
 def evaluate(config: Config) -> None:
     """Runs stage 6: measures the model in `export/`; writes `scores.json`."""
     scores = report(load_folder(Path(config.out) / "export" / "sums"), config.problems, seed=config.seed + 1)
-    (Path(config.out) / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
-    print(json.dumps(scores))
+    file_report(Path(config.out) / "scores.json", scores)
 
 
 def run(config: Config, world: World) -> None:
@@ -189,9 +187,7 @@ def run(config: Config, world: World) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    run(config, World(config.device))
+    run_recipe(Config, __doc__, run)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
-import tyro
 from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -61,6 +60,7 @@ from partsong_zoo.products.rollouts import Rollout, rewards_of, roll_out
 from partsong_zoo.products.training import AcceleratorWorld, as_json, draw_problems, solution_parts, speech_of, text_of
 from partsong_zoo.training.common import Optimizers, schedule
 from partsong_zoo.training.policy_loss import per_token, policy_loss
+from partsong_zoo.training.recipe import file_report, recipe_config
 from partsong_zoo.training.stage import TrainingStage, adam, inside_matrices, muon_and_adam, read_average, stages_of
 from partsong_zoo.training.thread_batch import ThreadBatch, pack_threads
 from partsong_zoo.training.thread_training import ThreadLesson
@@ -317,8 +317,7 @@ def evaluate(work: Work) -> None:
             await engine.close()
 
     rows = table_rows(asyncio.run(measure()))
-    (work.out / f"scores-{work.config.mode}.json").write_text(json.dumps(rows, indent=1) + "\n")
-    print(json.dumps(rows))
+    file_report(work.out / f"scores-{work.config.mode}.json", rows)
 
 
 def _right(question: str, answer: str | None) -> bool:
@@ -341,8 +340,7 @@ def run(config: Config) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    config = recipe_config(Config, __doc__)
     run(config)
 
 

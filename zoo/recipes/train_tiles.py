@@ -18,23 +18,20 @@ steps it would have made.
 from __future__ import annotations
 
 import json
-import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from numpy.typing import NDArray
 from torch import Tensor
 
 from partsong.samplers.any_order import LPD, group_sizes
-from partsong_zoo.shapes.drawing import paint
 from partsong_zoo.shapes.grammar import describe
 from partsong_zoo.shapes.model import token_ids
-from partsong_zoo.shapes.pool import draw_scenes
+from partsong_zoo.shapes.pool import draw_scenes, pictures
 from partsong_zoo.shapes.reader import facts
 from partsong_zoo.shapes.scenes import Thing, draw_things, generator
 from partsong_zoo.tiles.loading import load_tiles, save_tiles
@@ -42,6 +39,7 @@ from partsong_zoo.tiles.model import build_model, group_loss
 from partsong_zoo.tiles.scoring import score_tiles
 from partsong_zoo.tiles.tokenizer import build_tokenizer, decode, encode, tokenizer_loss
 from partsong_zoo.training.common import World, mixed_precision
+from partsong_zoo.training.recipe import file_report, run_recipe
 from partsong_zoo.training.stage import TrainingStage, adam, inside_matrices, muon_and_adam, run_stages
 
 STAGES: tuple[str, ...] = ("tokenizer", "pool", "transformer", "export", "evaluate")
@@ -79,12 +77,6 @@ class Config:
 
 
 # --- stage 1 ----------------------------------------------------------------------------------------------------------
-
-
-def pictures(scenes: list[list[Thing]]) -> Tensor:
-    """Draws scenes: `[batch, 3, 64, 64]` in [-1, 1]."""
-    array = np.stack([paint(things) for things in scenes])
-    return torch.from_numpy(array).permute(0, 3, 1, 2).float() / 127.5 - 1.0
 
 
 def train_tokenizer(config: Config, world: World) -> None:
@@ -132,7 +124,7 @@ def read_back(config: Config, world: World, model: Any) -> None:
         "psnr": 10 * math.log10(4 / float(np.mean(errors))),
         "codes_used": len(used),
     }
-    (Path(config.out) / "tokenizer.json").write_text(json.dumps(report, indent=1) + "\n")
+    file_report(Path(config.out) / "tokenizer.json", report)
     world.say(f"tokenizer reads back {report}")
 
 
@@ -238,7 +230,7 @@ def evaluate(config: Config, world: World) -> None:
     for steps in (64, 12, 8):
         result = score_tiles(loaded, LPD(steps=steps), config.captions, seed=config.seed)
         report[f"{steps} steps"] = {"facts_read": round(result.facts_read, 4), "all_right": round(result.all_right, 4)}
-    (Path(config.out) / "facts.json").write_text(json.dumps(report, indent=1) + "\n")
+    file_report(Path(config.out) / "facts.json", report)
     world.say(json.dumps(report))
 
 
@@ -251,9 +243,7 @@ def run(config: Config, world: World) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    run(config, World(config.device))
+    run_recipe(Config, __doc__, run)
 
 
 if __name__ == "__main__":
