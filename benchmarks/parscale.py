@@ -3,8 +3,8 @@
 ``python benchmarks/parscale.py cost`` times P = 1, 2, 4 and 8 streams of one model beside wider models of the same
 predicted loss, in turn in one process. It also computes the cost for a model of 1.6 billion parameters on a GPU.
 
-``python benchmarks/parscale.py trained --runs FOLDER ...`` files what train_parscale.py or train_prices.py of zoo/recipes/
-measured in one or more folders, with 95 % intervals over seeds.
+``python benchmarks/parscale.py trained --runs FOLDER ...`` files what train_parscale.py or train_prices.py of
+zoo/recipes/ measured in one or more folders, with 95 % intervals over seeds.
 """
 
 from __future__ import annotations

@@ -6,10 +6,6 @@ two processes on one machine exchange at the speed of that link. This needs Linu
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +14,7 @@ from typing import Any
 import tyro
 
 from benchmarks.filing import file_result, markdown_table, result_path, spread
-
-NAMESPACE = "partsong-bench"
-BURST, LATENCY = "1mb", "400ms"
+from benchmarks.slow_links import run_over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,26 +59,7 @@ def main(config: Config) -> None:
 
 def _timed(config: Config, link: str | None) -> dict[str, Any]:
     settings = {"nproc": config.nproc, "repeats": config.repeats, "models": config.models, "tokens": config.tokens}
-    command = [sys.executable, str(Path(__file__).with_name("image_rows.py")), json.dumps(settings)]
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    if link is not None:
-        command = ["ip", "netns", "exec", NAMESPACE, *command]
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
-        open_namespace(link)
-    try:
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-    finally:
-        if link is not None:
-            subprocess.run(["ip", "netns", "delete", NAMESPACE], check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def open_namespace(rate: str) -> None:
-    inside = ["ip", "netns", "exec", NAMESPACE]
-    subprocess.run(["ip", "netns", "add", NAMESPACE], check=True)
-    subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True)
-    bucket = ["tbf", "rate", rate, "burst", BURST, "latency", LATENCY]
-    subprocess.run([*inside, "tc", "qdisc", "replace", "dev", "lo", "root", *bucket], check=True)
+    return run_over(link, Path(__file__).with_name("image_rows.py"), settings)
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

@@ -20,7 +20,7 @@ import tyro
 
 from benchmarks.filing import file_result, markdown_table, result_path
 from partsong import parse_strategy, zoo
-from partsong.evals.bench.models import TEXT_TOKENS, WIDTH, bench_image_pipeline
+from partsong.evals.bench.models import BENCH_MODELS, TEXT_TOKENS, WIDTH
 from partsong.jobs.compare import gather
 from partsong.ledger import Ledger
 from partsong.outputs import psnr
@@ -138,7 +138,17 @@ def _flux_like_subject(config: Config) -> _Subject:
         }
         for _ in range(config.captions)
     ]
-    return _Subject(pipe=bench_image_pipeline(), calls=calls, facts=None)
+    return _Subject(pipe=_flux(), calls=calls, facts=None)
+
+
+def _flux() -> Any:
+    """Builds a Flux pipeline around `flux-like`; it starts from embedded texts and ends with latents."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+
+    torch.manual_seed(0)
+    absent: Any = None
+    transformer: Any = BENCH_MODELS["flux-like"].build().eval()
+    return FluxPipeline(FlowMatchEulerDiscreteScheduler(), absent, absent, absent, absent, absent, transformer)
 
 
 def _on_rank(config: Config) -> list[dict[str, Any]]:

@@ -8,10 +8,7 @@ setting that it was at.
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +17,7 @@ from typing import Any
 import tyro
 
 from benchmarks.filing import file_result, markdown_table, result_path
-from benchmarks.image.image import NAMESPACE, open_namespace
+from benchmarks.slow_links import run_over
 from partsong.jobs.load import LoadWatch
 
 _BEFORE = LoadWatch()
@@ -131,18 +128,7 @@ def _part(config: Config, nproc: int, link: str) -> Path:
 
 def _timed(config: Config, nproc: int, link: str) -> list[dict[str, Any]]:
     settings = {"nproc": nproc, "repeats": config.repeats, "models": config.models}
-    command = [sys.executable, str(Path(__file__).with_name("planner_rows.py")), json.dumps(settings)]
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    if link != "loopback":
-        command = ["ip", "netns", "exec", NAMESPACE, *command]
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
-        open_namespace(link)
-    try:
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-    finally:
-        if link != "loopback":
-            subprocess.run(["ip", "netns", "delete", NAMESPACE], check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_over(None if link == "loopback" else link, Path(__file__).with_name("planner_rows.py"), settings)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from partsong.evals.bench.models import bench_video_pipeline
 from partsong.jobs.compare import gather
 from partsong.jobs.pipelines import quiet_libraries
 from partsong.ledger import Ledger
@@ -30,7 +29,43 @@ __all__ = ["run"]
 
 #: Latent frames of a block, and denoising steps.
 BLOCK, STEPS = 4, 8
-FEW_STEPS, TEXT_WIDTH = 4, 384
+FEW_STEPS, WIDTH, HEADS = 4, 384, 6
+
+
+def bench_video_pipeline(causal: bool, block: int) -> Any:
+    """Builds a Wan pipeline of 16 M random parameters for videos of many blocks.
+
+    Args:
+        causal: whether frames see only the past.
+        block: how many latent frames see each other in a causal model.
+    """
+    from diffusers import (
+        AutoencoderKLWan,
+        FlowMatchEulerDiscreteScheduler,
+        SkyReelsV2Transformer3DModel,
+        WanPipeline,
+        WanTransformer3DModel,
+    )
+
+    sizes: dict[str, Any] = {
+        "patch_size": (1, 2, 2),
+        "num_attention_heads": HEADS,
+        "attention_head_dim": WIDTH // HEADS,
+        "in_channels": 16,
+        "out_channels": 16,
+        "text_dim": WIDTH,
+        "freq_dim": 256,
+        "ffn_dim": 4 * WIDTH,
+        "num_layers": 8,
+        "rope_max_seq_len": 512,
+    }
+    torch.manual_seed(0)
+    model: Any = WanTransformer3DModel(**sizes)
+    if causal:
+        model = SkyReelsV2Transformer3DModel(**sizes, num_frame_per_block=block)
+    vae: Any = AutoencoderKLWan(base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
+    tokenizer: Any = None
+    return WanPipeline(tokenizer, tokenizer, vae, FlowMatchEulerDiscreteScheduler(shift=3.0), model.eval())
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +153,7 @@ def _on_rank(nproc: int, repeats: int, blocks: int, side: int) -> list[dict[str,
 def _call(contest: Contest) -> dict[str, Any]:
     draw = torch.Generator().manual_seed(0)
     return {
-        "prompt_embeds": torch.randn(1, 32, TEXT_WIDTH, generator=draw),
+        "prompt_embeds": torch.randn(1, 32, WIDTH, generator=draw),
         "guidance_scale": 1.0,
         "num_frames": contest.blocks * BLOCK * 4 - 3,
         "height": 16 * contest.side,
