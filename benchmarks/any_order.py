@@ -1,4 +1,4 @@
-"""Reads facts of pictures that were decided in any order: ``python benchmarks/any_order.py --out benchmarks/NAME``.
+"""Reads facts of pictures that were decided in any order: ``python benchmarks/any_order.py``.
 
 One model, three curves: groups of LPD from 64 steps down to 4, with what they lose where an idea of theirs is left out;
 guesses that are checked (ASSD), and windows that settle (keyed Jacobi), for which forwards are counted and tokens are
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 import tyro
-from filing import file_result, markdown_table
 
+from benchmarks.filing import file_result, markdown_table, result_path
 from partsong import seeds, zoo
 from partsong.samplers.any_order import ASSD, LPD, KeyedJacobi, PictureRule
 from partsong_zoo.shapes.grammar import captions
@@ -31,7 +31,7 @@ BATCH = 40
 class Config:
     """Says what to sample."""
 
-    out: Path
+    out: Path = result_path(__file__)
     """Result files without suffix."""
     model: Path | None = None
     """Folder of the model; that of the zoo if not given."""
@@ -140,7 +140,7 @@ def _file(config: Config, model: TilesModel, rows: list[dict[str, Any]]) -> None
         f"{config.compared} of them, whose tokens are compared with one token a forward."
     )
     tables = _groups_table(rows) + "\n\n" + _exact_table(rows)
-    file_result(config.out, "benchmarks/any_order.py", rows, "Pictures in any order", note, tables)
+    file_result(config.out, __file__, rows, "Pictures in any order", note, tables)
 
 
 def _groups_table(rows: list[dict[str, Any]]) -> str:

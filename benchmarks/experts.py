@@ -1,4 +1,4 @@
-"""Reads facts of experts that were trained apart: ``python benchmarks/experts.py --run RUN --out benchmarks/NAME``.
+"""Reads facts of experts that were trained apart: ``python benchmarks/experts.py --run RUN``.
 
 RUN is the folder of zoo/recipes/train_shapes_experts.py. It compares the mixture, full and with the largest weights
 only, at several temperatures of the router, with the monolith of equal compute and with the model that all began as.
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import tyro
-from filing import file_result, markdown_table
 from torch import nn
 
+from benchmarks.filing import file_result, markdown_table, result_path
 from partsong import ExpertParallel, parallelize, zoo
 from partsong_zoo.scoring import FactScore
 from partsong_zoo.shapes.scoring import score
@@ -29,7 +29,7 @@ EXPERTS = 4
 class Config:
     """Says what to sample."""
 
-    out: Path
+    out: Path = result_path(__file__)
     """Result files without suffix."""
     run: Path | None = None
     """Folder of the recipe's run, whose stages have ended; if not given, the experts that ship."""
@@ -110,7 +110,7 @@ def _file(config: Config, rows: list[dict[str, Any]]) -> None:
         for each in rows
     ]
     table = markdown_table(columns, lines)
-    file_result(config.out, "benchmarks/experts.py", rows, "Facts read of experts trained apart", note, table)
+    file_result(config.out, __file__, rows, "Facts read of experts trained apart", note, table)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Writes the result files of benchmarks: NAME.json with everything that was measured, NAME.md with a table of it.
+"""Writes the result files of benchmarks: a .json with everything that was measured, a .md with a table of it.
 
-Both say what else kept the processors busy, before the benchmark and while it ran: importing this begins the watch.
+benchmarks/README.md says where they go and what they hold. Both say what else kept the processors busy, before the
+benchmark and while it ran: importing this begins the watch.
 """
 
 from __future__ import annotations
@@ -16,9 +17,26 @@ from typing import Any
 from partsong.jobs.load import DISTURBED, LoadWatch, spread
 from partsong.jobs.machine import describe_hardware
 
-__all__ = ["file_result", "markdown_table", "spread"]
+__all__ = ["file_result", "markdown_table", "result_path", "spread"]
+
+HERE = Path(__file__).resolve().parent
 
 _WATCH = LoadWatch()
+
+
+def result_path(script: str, what: str = "") -> Path:
+    """Returns where a result of today goes, without suffix: results/TOPIC/DATE-SCRIPT-WHAT.
+
+    The topic is the folder of the script, or its own name if it has none; words of the topic are not repeated.
+
+    Args:
+        script: the benchmark, as its ``__file__``.
+        what: what tells this result from others of the script.
+    """
+    topic, *_ = Path(script).resolve().relative_to(HERE).with_suffix("").parts
+    words = [word for word in Path(script).stem.split("_") if word not in topic.split("_")]
+    name = "-".join([datetime.date.today().isoformat(), *words, *filter(None, [what])])
+    return HERE / "results" / topic.replace("_", "-") / name
 
 
 def file_result(
@@ -36,7 +54,7 @@ def file_result(
 
     Args:
         out: path of both files without suffix.
-        script: path of the benchmark, as its command names it.
+        script: the benchmark, as its ``__file__``.
         rows: what was measured.
         title: heading of the page; the date is added.
         note: a few sentences on what was measured and how.
@@ -45,9 +63,11 @@ def file_result(
         load: what `LoadWatch.report` said in the process that measured, where that is not this one or a child of it.
     """
     hardware = describe_hardware()
+    script = Path(script).resolve().relative_to(HERE.parent).as_posix()
     command, date = " ".join(["python", script, *sys.argv[1:]]), datetime.date.today().isoformat()
     load = _WATCH.report() if load is None else load
     result = {"command": command, "date": date, "hardware": hardware, **load, "spreads": dict(spreads), "rows": rows}
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     packages = ", ".join(f"{name} {version}" for name, version in hardware["packages"].items())
     cores = f"{hardware['cores']} cores with {hardware['instruction_set']}"

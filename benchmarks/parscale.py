@@ -1,11 +1,10 @@
 """Measures what ParScale's streams cost and what they gain.
 
-``python benchmarks/parscale.py cost --out benchmarks/NAME`` times P = 1, 2, 4 and 8 streams of one model beside wider
-models of the same predicted loss, in turn in one process. It also computes the cost for a model of 1.6 billion
-parameters on a GPU.
+``python benchmarks/parscale.py cost`` times P = 1, 2, 4 and 8 streams of one model beside wider models of the same
+predicted loss, in turn in one process. It also computes the cost for a model of 1.6 billion parameters on a GPU.
 
-``python benchmarks/parscale.py trained --runs FOLDER ... --out benchmarks/NAME`` files what train_parscale.py or
-train_prices.py of zoo/recipes/ measured in one or more folders, with 95 % intervals over seeds.
+``python benchmarks/parscale.py trained --runs FOLDER ...`` files what train_parscale.py or train_prices.py of
+zoo/recipes/ measured in one or more folders, with 95 % intervals over seeds.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from typing import Any
 
 import torch
 import tyro
-from filing import file_result, markdown_table
 from transformers import Qwen2Config
 
+from benchmarks.filing import file_result, markdown_table, result_path
 from partsong.evals.bench.parscale import run
 from partsong.reasoning.parscale.cost import HARDWARE, LAWS, cost_table
 
@@ -30,7 +29,7 @@ from partsong.reasoning.parscale.cost import HARDWARE, LAWS, cost_table
 class Cost:
     """Times streams and wider models."""
 
-    out: Path
+    out: Path = result_path(__file__, "cost")
     """Result files without suffix."""
     repeats: int = 5
     """Rounds; the median counts."""
@@ -65,7 +64,7 @@ def large_model() -> Qwen2Config:
 class Trained:
     """Files what the recipe measured."""
 
-    out: Path
+    out: Path = result_path(__file__, "trained")
     """Result files without suffix."""
     runs: tuple[Path, ...]
     """Folders that the recipe wrote."""
@@ -104,7 +103,7 @@ def cost(config: Cost) -> None:
     )
     columns = ("where", "texts", "side", "P", "parameters", "memory, MB", "+", "prefill, ms", "step, ms", "+", "drift")
     table = markdown_table(columns, [_line(row) for row in rows])
-    file_result(config.out, "benchmarks/parscale.py", rows, "What streams cost", note, table)
+    file_result(config.out, __file__, rows, "What streams cost", note, table)
 
 
 def _line(row: dict[str, Any]) -> list[object]:
@@ -179,7 +178,7 @@ def trained(config: Trained) -> None:
     )
     columns = ("run", "side", "P", "parameters", "seeds", "loss, nats a token", "tokens right", "rows right")
     table = markdown_table(columns, [_trained_line(key, group) for key, group in groups.items()])
-    file_result(config.out, "benchmarks/parscale.py", rows, "Streams trained here", note, table)
+    file_result(config.out, __file__, rows, "Streams trained here", note, table)
 
 
 def _trained_line(key: tuple[str, str, int, int], group: list[dict[str, Any]]) -> list[object]:

@@ -1,4 +1,4 @@
-"""Measures a server as its clients see it: ``python benchmarks/serving.py --out benchmarks/NAME``.
+"""Measures a server as its clients see it: ``python benchmarks/serving.py``.
 
 Starts ``partsong serve --model shapes`` on loopback and asks it with the official client. ``--soak`` and ``--kills``
 add a long run of two requests at a time, and a run in which ranks and the server itself are killed at random.
@@ -28,9 +28,9 @@ import numpy as np
 import openai
 import psutil
 import tyro
-from filing import file_result, markdown_table
 from PIL import Image
 
+from benchmarks.filing import file_result, markdown_table, result_path
 from partsong.jobs.load import LoadWatch
 
 PROMPT = "a red circle left of a blue square"
@@ -41,7 +41,7 @@ ENDED = ("completed", "failed", "cancelled")
 class Config:
     """Says what to measure."""
 
-    out: Path
+    out: Path = result_path(__file__)
     """Result files without suffix."""
     nproc: int = 2
     """Ranks, one thread each."""
@@ -129,7 +129,7 @@ def main(config: Config) -> None:
         "official client on the same machine, which takes some of its cores."
     )
     table = markdown_table(("what", "measured", "bar"), lines)
-    file_result(config.out, "benchmarks/serving.py", rows, "The server", note, table, load=load)
+    file_result(config.out, __file__, rows, "The server", note, table, load=load)
 
 
 def _row(name: str, value: str, bar: str, **more: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ ROOT = HERE.parent
 #: Files of the repository that the site shows, as patterns.
 SHOWN = (
     "*.md",
-    "benchmarks/*.md",
+    "benchmarks/**/*.md",
     "recipes/**/*.md",
     "integrations/*/README.md",
     "zoo/partsong_zoo/weights/*/README.md",

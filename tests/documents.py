@@ -13,6 +13,7 @@ PAGES = sorted(
     [
         *ROOT.glob("*.md"),
         *(path for path in (ROOT / "docs").rglob("*.md") if MADE not in path.parts),
+        ROOT / "benchmarks" / "README.md",
         *(ROOT / "recipes").glob("*.md"),
         *(ROOT / "integrations").rglob("*.md"),
     ]

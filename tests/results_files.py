@@ -1,4 +1,4 @@
-"""Reads the result files of benchmarks/: their rows, and what their pages note."""
+"""Reads the result files of benchmarks/results/: their rows, and what their pages note."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 from tests.documents import ROOT
 
+#: Where results are filed; their names begin with a topic.
+RESULTS = ROOT / "benchmarks" / "results"
 #: The largest part of the cores that others may have kept busy, before and meanwhile.
 IDLE = 0.05
 Row = Mapping[str, Any]
@@ -18,7 +20,7 @@ Row = Mapping[str, Any]
 @cache
 def filed(name: str) -> Mapping[str, Any]:
     """Returns a result file."""
-    return json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def timed(name: str) -> list[Row]:
@@ -37,7 +39,7 @@ def row(file: str, /, **fields: Any) -> Row:
 
 def noted(name: str, pattern: str) -> tuple[str, ...]:
     """Returns the groups of a pattern that the page of a result has once: settings that rows do not repeat."""
-    text = (ROOT / "benchmarks" / f"{name}.md").read_text(encoding="utf-8")
+    text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     matches = [match.groups() for match in re.finditer(pattern, text)]
     assert len(matches) == 1, f"{name} has {len(matches)} places with {pattern}"
     return matches[0]

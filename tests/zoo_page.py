@@ -81,7 +81,7 @@ def card(name: str, pattern: str) -> str:
 def _facts(file: str, words: str, **fields: Any) -> tuple[str, str]:
     rows = (each for each in filed(file)["rows"] if all(each[key] == value for key, value in fields.items()))
     (share,) = {each["facts_read"] for each in rows}  # a serial run beside each number of ranks reads the same
-    return f"{100 * share:.1f} % of facts, {words}", f"benchmarks/{file}.md"
+    return f"{100 * share:.1f} % of facts, {words}", f"benchmarks/results/{file}.md"
 
 
 def _motion(name: str) -> tuple[str, str]:
@@ -92,11 +92,11 @@ def _motion(name: str) -> tuple[str, str]:
 def _lists_mdlm() -> tuple[str, str]:
     rows = [
         each
-        for each in filed("2026-11-22-zoo-text")["rows"]
+        for each in filed("text/2026-11-22-zoo")["rows"]
         if (each["rule"], each["temperature"]) == ("entropy-bound", 0.0)
     ]
     right = f"{100 * mean(each['accuracy'] for each in rows):.0f} % of answers, mean of {len(rows)} tasks"
-    return right, "benchmarks/2026-11-22-zoo-text.md"
+    return right, "benchmarks/results/text/2026-11-22-zoo.md"
 
 
 def _lists_ar() -> tuple[str, str]:
@@ -106,27 +106,32 @@ def _lists_ar() -> tuple[str, str]:
 
 
 def _sums() -> tuple[str, str]:
-    file, votes = "2026-11-26-zoo-sums", "self-consistency:num=8"
+    file, votes = "thinking/2026-11-26-zoo-sums", "self-consistency:num=8"
     greedy = row(file, task="countdown", strategy="greedy")
     vote = row(file, task="countdown", strategy=votes)
     shares = f"{100 * greedy['accuracy']:.0f} % of {greedy['problems']} countdowns"
     shares += f", {100 * vote['accuracy']:.0f} % by a vote of {votes.partition('=')[2]}"
-    return shares, f"benchmarks/{file}.md"
+    return shares, f"benchmarks/results/{file}.md"
 
 
 def _products() -> tuple[str, str]:
-    file = "2026-11-22-threads"
+    file = "threads/2026-11-22"
     all_of_them = row(file, task="all", strategy="threads")
-    return f"{100 * all_of_them['accuracy']:.1f} % of {all_of_them['problems']} products", f"benchmarks/{file}.md"
+    return (
+        f"{100 * all_of_them['accuracy']:.1f} % of {all_of_them['problems']} products",
+        f"benchmarks/results/{file}.md",
+    )
 
 
 #: What was measured of each model, and the file that says so.
 MEASURED: dict[str, Callable[[], tuple[str, str]]] = {
-    "shapes": lambda: _facts("2026-11-22-zoo-drift", "100 captions", model="shapes", nproc=1, case="serial"),
-    "shapes-few": lambda: _facts("2026-11-26-few-steps", "200 captions, 4 steps", case="shapes-few, 4"),
-    "shapes-unet": lambda: _facts("2026-11-26-unet-drift", "100 captions", model="shapes-unet", nproc=1, case="serial"),
-    "shapes-experts": lambda: _facts("2026-11-24-experts", "100 captions, one expert asked", case="top 1"),
-    "tiles": lambda: _facts("2026-11-25-any-order", "200 captions, 12 forwards", case="LPD, 12 steps"),
+    "shapes": lambda: _facts("drift/2026-11-22-zoo", "100 captions", model="shapes", nproc=1, case="serial"),
+    "shapes-few": lambda: _facts("steps/2026-11-26-few-steps", "200 captions, 4 steps", case="shapes-few, 4"),
+    "shapes-unet": lambda: _facts(
+        "drift/2026-11-26-zoo-unet", "100 captions", model="shapes-unet", nproc=1, case="serial"
+    ),
+    "shapes-experts": lambda: _facts("experts/2026-11-24", "100 captions, one expert asked", case="top 1"),
+    "tiles": lambda: _facts("any-order/2026-11-25", "200 captions, 12 forwards", case="LPD, 12 steps"),
     "motion": lambda: _motion("motion"),
     "motion-causal": lambda: _motion("motion-causal"),
     "lists-mdlm": _lists_mdlm,

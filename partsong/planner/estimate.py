@@ -16,7 +16,7 @@ from partsong.samplers.registry import EncodeOnce, ParallelVae, strategies
 __all__ = ["RESERVED", "Estimate", "estimate", "fits", "flags"]
 
 #: Four latencies in five lie within these factors of their prediction: on machines that were measured (68 rows of
-#: benchmarks/2026-11-25-planner-cpu and -small), and on those known from data sheets (79 rows of -planner-published).
+#: benchmarks/results/planner/2026-11-25 and -small), and on those of data sheets (79 rows of 2026-11-25-published).
 _MEASURED, _PUBLIC = (0.8, 1.45), (0.65, 1.6)
 #: Rows and columns of the tiles in which an autoencoder decodes what it cannot hold at once.
 _TILE = 512

@@ -28,17 +28,17 @@ class _Likeness:
     file: str
 
 
-_MIXES = "benchmarks/2026-11-25-mixes.md"
-_LAGGED = "benchmarks/2026-11-24-lagged-layers.md"
+_MIXES = "benchmarks/results/planner/2026-11-25-mixes.md"
+_LAGGED = "benchmarks/results/drift/2026-11-24-lagged-layers.md"
 _LIKENESS: dict[type[Strategy], _Likeness] = {
     DisplacedPatch: _Likeness(40.6, _MIXES),
     PartialPatch: _Likeness(39.1, _MIXES),
     PatchPipeline: _Likeness(41.7, _MIXES),
     TimeParallel: _Likeness(40.7, _MIXES),
-    StepCache: _Likeness(45.0, "benchmarks/2026-11-24-step-cache.md"),
+    StepCache: _Likeness(45.0, "benchmarks/results/steps/2026-11-24-step-cache.md"),
 }
 #: By steps of a round, and by runs of blocks; more stray further than the last.
-_DRAFTED = {2: _Likeness(43.6, "benchmarks/2026-11-24-time-parallel.md"), 4: _Likeness(23.3, _MIXES)}
+_DRAFTED = {2: _Likeness(43.6, "benchmarks/results/steps/2026-11-24-time-parallel.md"), 4: _Likeness(23.3, _MIXES)}
 _LAGGING = {2: _Likeness(45.0, _LAGGED), 3: _Likeness(31.7, _LAGGED)}
 
 #: Rounds of 28 steps that `shapes` took by the points of a window, at the default tolerance.

@@ -10,7 +10,7 @@ answers, decoded one token at a time and kept if they are right. There are four 
 
 One student on one core:  OMP_NUM_THREADS=1 python zoo/recipes/distil_lists.py --method dparallel --out runs/distil
 Look while it trains:     python zoo/recipes/distil_lists.py --method t3d --out runs/distil --stages export,evaluate
-The table of all of them: python benchmarks/distil_lists.py --students runs/distil/export --out NAME
+The table of all of them: python benchmarks/text/distil_lists.py --students runs/distil/export --out NAME
 
 `plain` is the control: the loss that the teacher was trained with, on the same texts for as many steps. Where a task
 has many answers the texts are drawn at temperature 1; with `--collapsed True` they are the likeliest, as in published

@@ -18,7 +18,7 @@ from partsong.parallel.exchange.ulysses import Ulysses
 from partsong.parallel.sharded_weights.strategy import ShardedWeights
 from partsong.parallel.tensor_parallel.strategy import TensorParallel
 
-__all__ = ["BENCH_MODELS", "BenchModel", "bench_image_pipeline", "bench_video_pipeline"]
+__all__ = ["BENCH_MODELS", "BenchModel"]
 
 WIDTH, HEADS = 768, 12
 TEXT_TOKENS = 128
@@ -108,53 +108,6 @@ def _wan_inputs(tokens: int, time: float) -> dict[str, Any]:
         "encoder_hidden_states": _randn(draw, 1, TEXT_TOKENS, WIDTH),
         "timestep": torch.tensor([time * 1000]),
     }
-
-
-def bench_image_pipeline() -> Any:
-    """Builds a Flux pipeline around `flux-like`; it starts from embedded texts and ends with latents."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
-
-    torch.manual_seed(0)
-    absent: Any = None
-    transformer: Any = _flux().eval()
-    return FluxPipeline(FlowMatchEulerDiscreteScheduler(), absent, absent, absent, absent, absent, transformer)
-
-
-def bench_video_pipeline(causal: bool, block: int) -> Any:
-    """Builds a Wan pipeline of 16 M random parameters for videos of many blocks.
-
-    Args:
-        causal: whether frames see only the past.
-        block: how many latent frames see each other in a causal model.
-    """
-    from diffusers import (
-        AutoencoderKLWan,
-        FlowMatchEulerDiscreteScheduler,
-        SkyReelsV2Transformer3DModel,
-        WanPipeline,
-        WanTransformer3DModel,
-    )
-
-    width = WIDTH // 2
-    sizes: dict[str, Any] = {
-        "patch_size": (1, 2, 2),
-        "num_attention_heads": HEADS // 2,
-        "attention_head_dim": WIDTH // HEADS,
-        "in_channels": 16,
-        "out_channels": 16,
-        "text_dim": width,
-        "freq_dim": 256,
-        "ffn_dim": 4 * width,
-        "num_layers": 8,
-        "rope_max_seq_len": 512,
-    }
-    torch.manual_seed(0)
-    model: Any = WanTransformer3DModel(**sizes)
-    if causal:
-        model = SkyReelsV2Transformer3DModel(**sizes, num_frame_per_block=block)
-    vae: Any = AutoencoderKLWan(base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
-    tokenizer: Any = None
-    return WanPipeline(tokenizer, tokenizer, vae, FlowMatchEulerDiscreteScheduler(shift=3.0), model.eval())
 
 
 def _unet() -> nn.Module:

@@ -11,7 +11,7 @@ from partsong.errors import ArgumentError
 __all__ = ["costs_by_tokens", "usual_costs"]
 
 #: Seconds of a step over some tokens by those of a step over one, by what the processor can do: a model of 135 million
-#: weights in float32 on one core. Its weights are read from memory in every step (benchmarks/speculation.py --costs).
+#: weights in float32 on one core, read from memory in every step (benchmarks/speculation/speculation.py --costs).
 _READING = {
     "AVX512": {1: 1.0, 4: 1.02, 8: 1.2, 16: 1.46, 25: 2.05, 64: 4.1},
     "AVX2": {1: 1.0, 2: 1.06, 4: 1.2, 8: 1.42, 16: 1.85, 25: 2.4, 64: 4.5},

@@ -268,7 +268,7 @@ def test_draws_are_distributed_as_the_texts_are(task: str) -> None:
 
 
 def test_three_tokens_a_forward_without_an_error() -> None:
-    """The default rule has 1.87 tokens a forward at this quality (benchmarks/2026-11-22-oracle.md)."""
+    """The default rule has 1.87 tokens a forward at this quality (benchmarks/results/oracle/2026-11-22.md)."""
     rows = suite.run(rules=["quota:by=random"], num=40, verify=16)
     assert {(row["valid"], row["verify"]) for row in rows} == {(1.0, 16)}
     assert rows[-1]["tokens_per_forward"] == pytest.approx(3.2, abs=0.15)

@@ -1,9 +1,0 @@
-"""Prints the rows of one setting as JSON; `planner.py` starts it, inside a network namespace if it has a link."""
-
-import json
-import sys
-
-from partsong.evals.planner.local import run
-
-if __name__ == "__main__":
-    print(json.dumps(run(**json.loads(sys.argv[1]))))

@@ -1,1 +1,0 @@
-"""Studies models of the zoo: drift, memory, and quality of videos."""

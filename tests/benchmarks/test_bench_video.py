@@ -1,0 +1,24 @@
+"""The benchmark of video strategies: every contest has a row, and a queue of blocks idles as its formula says."""
+
+from __future__ import annotations
+
+from benchmarks.video.contests import FEW_STEPS, STEPS, run
+
+
+def test_rows_hold_what_the_table_shows() -> None:
+    rows = {row["name"]: row for row in run(nproc=2, repeats=1, blocks=2, side=2)}
+    assert {name: row["size"] for name, row in rows.items()} == {
+        "ClipParallel": 29,
+        "ClipParallel against itself": 29,
+        "DualParallel": 29,
+        "TimestepPipeline": 61,
+        "TimestepPipeline, layers": 125,
+    }
+    for row in rows.values():
+        assert 0 < row["first_seconds"] <= row["seconds_median"]
+        assert row["ratio_to_serial"] == row["seconds_serial"] / row["seconds_median"]
+        assert len(row["seconds_all"]) == 1
+    assert rows["DualParallel"]["idle_predicted"] == 3 / (STEPS * 2 + 3)
+    assert rows["ClipParallel"]["bytes_sent"] > 0
+    assert len(rows["TimestepPipeline"]["seconds_all"][0]) == 4
+    assert FEW_STEPS > 2  # each of the two ranks makes several
