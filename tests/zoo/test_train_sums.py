@@ -17,12 +17,13 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from partsong.errors import ArgumentError
+from partsong.evals.reasoning.intervals import wilson
 from partsong_zoo.shapes.scenes import generator
 from partsong_zoo.sums import answer_of, check, examples, held_out, parse
 from partsong_zoo.sums.model import EOS, MODEL, PAD, USER, VOCABULARY, build_model, build_tokenizer, decode, encode
 from partsong_zoo.sums.prompts import again, tally
 from partsong_zoo.sums.sampling import Draft, draft_pool, sample
-from partsong_zoo.sums.scoring import pdr, random_k, vote, wilson
+from partsong_zoo.sums.scoring import pdr, random_k, vote
 from partsong_zoo.sums.training import (
     LESSONS,
     Attempts,

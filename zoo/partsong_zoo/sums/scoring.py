@@ -6,7 +6,6 @@ numbers from the same drafts. Importing this module loads torch.
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,13 +14,14 @@ from typing import Any
 
 from transformers import LlamaForCausalLM
 
+from partsong.evals.reasoning.intervals import wilson
 from partsong.seeds import derive
 from partsong_zoo.sums.problems import FAMILIES, Family, answer_of, check
 from partsong_zoo.sums.prompts import again, again_from, distil
 from partsong_zoo.sums.sampling import Draft, sample
 from partsong_zoo.sums.solutions import examples
 
-__all__ = ["SumsOutcome", "report", "vote", "wilson"]
+__all__ = ["SumsOutcome", "report", "vote"]
 
 #: The drafts of one problem.
 Drafts = list[Draft]
@@ -55,18 +55,6 @@ class SumsOutcome:
             "critical": round(self.critical / self.total, 1),
             "read": round(self.read / self.total, 1),
         }
-
-
-def wilson(right: int, total: int, deviations: float = 1.959964) -> tuple[float, float]:
-    """Computes Wilson's interval of a fraction, at 95 % by default.
-
-    >>> [round(bound, 3) for bound in wilson(50, 100)]
-    [0.404, 0.596]
-    """
-    share, square = right / total, deviations**2
-    middle = (share + square / (2 * total)) / (1 + square / total)
-    half = deviations * math.sqrt(share * (1 - share) / total + square / (4 * total**2)) / (1 + square / total)
-    return middle - half, middle + half
 
 
 def answer(draft: Draft) -> str | None:
