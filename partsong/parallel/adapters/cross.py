@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from partsong.parallel.adapters.row import IMAGE, Adapter, Split, row
+from partsong.parallel.adapters.row import IMAGE, Adapter, Split
+from partsong.parallel.adapters.shared_cuts import EMBEDDED, OPTIONAL, PROJECTED, SANA, TOKENS, names, returned
 
 __all__ = ["ROWS"]
 
-EMBEDDED = row(pos_embed={0: Split(dim=1, output=True)})
-RESIDUALS = Split(dim=1, optional=True)
-
-_ATTENTION = row({"transformer_blocks.*.attn1": (IMAGE,)})
+_ATTENTION = {"transformer_blocks.*.attn1": (IMAGE,)}
 
 ROWS = (
     Adapter(
@@ -17,7 +15,7 @@ ROWS = (
         model="DiTTransformer2DModel",
         attention=_ATTENTION,
         splits=EMBEDDED,
-        gather=row(proj_out_2=Split(dim=1)),
+        gather={"proj_out_2": TOKENS},
         batched=("hidden_states", "timestep", "class_labels"),
     ),
     Adapter(
@@ -25,55 +23,41 @@ ROWS = (
         model="PixArtTransformer2DModel",
         attention=_ATTENTION,
         # The mask must be as long as the local tokens: diffusers silently pads one that is not.
-        splits=row({**EMBEDDED, "": {"attention_mask": Split(dim=-1, optional=True)}}),
-        gather=row(proj_out=Split(dim=1)),
-        batched=(
-            "hidden_states",
-            "encoder_hidden_states",
-            "timestep",
-            "added_cond_kwargs",
-            "attention_mask",
-            "encoder_attention_mask",
+        splits={**EMBEDDED, "": {"attention_mask": Split(dim=-1, optional=True)}},
+        gather=PROJECTED,
+        batched=names(
+            "hidden_states encoder_hidden_states timestep added_cond_kwargs attention_mask encoder_attention_mask"
         ),
     ),
     Adapter(
         family="HunyuanDiT",
         model="HunyuanDiT2DModel",
-        attention=row({"blocks.*.attn1": (IMAGE,)}),
+        attention={"blocks.*.attn1": (IMAGE,)},
         # The rotary embedding is a pair [S, D]; cross-attention turns its queries by it too.
-        splits=row(
-            {**EMBEDDED, "": {"image_rotary_emb": Split(dim=0, optional=True), "controlnet_block_samples": RESIDUALS}}
-        ),
-        gather=row(proj_out=Split(dim=1)),
+        splits={
+            **EMBEDDED,
+            "": {"image_rotary_emb": Split(dim=0, optional=True), "controlnet_block_samples": OPTIONAL},
+        },
+        gather=PROJECTED,
         long_skips=True,
         shared=("image_rotary_emb",),
-        batched=(
-            "hidden_states",
-            "timestep",
-            "encoder_hidden_states",
-            "text_embedding_mask",
-            "encoder_hidden_states_t5",
-            "text_embedding_mask_t5",
-            "image_meta_size",
-            "style",
+        batched=names(
+            "hidden_states timestep encoder_hidden_states text_embedding_mask encoder_hidden_states_t5 "
+            "text_embedding_mask_t5 image_meta_size style"
         ),
         residuals=("controlnet_block_samples",),
     ),
     Adapter(
         family="Sana",
         model="SanaTransformer2DModel",
-        linear_attention=row({"transformer_blocks.*.attn1": "SanaLinearAttnProcessor2_0"}),
-        convolutions=("transformer_blocks.*.ff.conv_depth",),
-        whole_rows=True,
-        splits=row(
-            {
-                "patch_embed": {0: Split(dim=1, output=True)},
-                "transformer_blocks.*": {"height": Split(dim=0)},
-                "": {"controlnet_block_samples": RESIDUALS},
-            }
-        ),
-        gather=row(proj_out=Split(dim=1)),
-        batched=("hidden_states", "encoder_hidden_states", "timestep", "guidance", "encoder_attention_mask"),
+        **SANA,
+        splits={
+            "patch_embed": returned(),
+            "transformer_blocks.*": {"height": Split(dim=0)},
+            "": {"controlnet_block_samples": OPTIONAL},
+        },
+        gather=PROJECTED,
+        batched=names("hidden_states encoder_hidden_states timestep guidance encoder_attention_mask"),
         residuals=("controlnet_block_samples",),
     ),
 )

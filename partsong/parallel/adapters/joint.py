@@ -2,168 +2,175 @@
 
 from __future__ import annotations
 
-from partsong.parallel.adapters.cross import EMBEDDED, RESIDUALS
-from partsong.parallel.adapters.row import IMAGE, JOINT, TEXT, Adapter, Split, row
+from types import MappingProxyType
+from typing import Any
 
-__all__ = ["ROWS"]
+from partsong.parallel.adapters.row import IMAGE, JOINT, TEXT, Adapter, Split
+from partsong.parallel.adapters.shared_cuts import (
+    EMBEDDED,
+    FLUX_ATTENTION,
+    JOINT_TOKENS,
+    ONE,
+    OPTIONAL,
+    PAIR,
+    PROJECTED,
+    TEXT_FIRST,
+    TEXT_TOKENS,
+    TOKENS,
+    Cuts,
+    names,
+    returned,
+)
 
-_TEXT = Split(dim=1, stream=TEXT)
-_JOINT = Split(dim=1, stream=JOINT)
+__all__ = ["ROWS", "flux"]
+
+_FLUX_INPUTS: Cuts = {**PAIR, "img_ids": Split(dim=-2), "txt_ids": Split(dim=-2, stream=TEXT)}
 _MASK = Split(dim=1, stream=JOINT, optional=True)
-_BOTH = ("encoder_hidden_states", "hidden_states")
-_ONE = ("hidden_states",)
-_FLUX_INPUTS = {
-    "hidden_states": Split(dim=1),
-    "encoder_hidden_states": _TEXT,
-    "img_ids": Split(dim=-2),
-    "txt_ids": Split(dim=-2, stream=TEXT),
-}
-_FLUX_ATTENTION = row({"transformer_blocks.*.attn": (TEXT, IMAGE), "single_transformer_blocks.*.attn": (TEXT, IMAGE)})
+
+
+def flux(
+    family: str,
+    model: str,
+    inputs: str = "",
+    *,
+    last: tuple[str, ...] = TEXT_FIRST,
+    added: Cuts = MappingProxyType({}),
+    residuals: str = "",
+    **more: Any,
+) -> Adapter:
+    """Makes the row of a model built like Flux: blocks for picture and text side by side, then blocks for both at once.
+
+    Their ids are cut as well, although a class' own plan leaves those of two dimensions whole, and all samples share
+    them: with a batch in front, a model reads the first row only.
+
+    Args:
+        family: short name.
+        model: class name.
+        inputs: further arguments that hold the batch.
+        last: what the blocks for both return anew.
+        added: further cuts of arguments.
+        residuals: arguments in which a ControlNet gives what it adds.
+        more: other fields of the row.
+    """
+    return Adapter(
+        family=family,
+        model=model,
+        attention=FLUX_ATTENTION,
+        splits={"": {**_FLUX_INPUTS, **added, **dict.fromkeys(names(residuals), OPTIONAL)}},
+        gather=PROJECTED,
+        blocks={"transformer_blocks": TEXT_FIRST, "single_transformer_blocks": last},
+        batched=names("hidden_states encoder_hidden_states timestep " + inputs),
+        shared=("img_ids", "txt_ids"),
+        residuals=names(residuals),
+        **more,
+    )
+
 
 ROWS = (
     Adapter(
         family="SD3",
         model="SD3Transformer2DModel",
-        attention=row({"transformer_blocks.*.attn": (IMAGE, TEXT), "transformer_blocks.*.attn2": (IMAGE,)}),
-        splits=row(
-            {
-                **EMBEDDED,
-                "context_embedder": {0: Split(dim=1, stream=TEXT, output=True)},
-                "": {"block_controlnet_hidden_states": RESIDUALS},
-            }
-        ),
-        gather=row(proj_out=Split(dim=1)),
-        blocks=row(transformer_blocks=_BOTH),
+        attention={"transformer_blocks.*.attn": (IMAGE, TEXT), "transformer_blocks.*.attn2": (IMAGE,)},
+        splits={
+            **EMBEDDED,
+            "context_embedder": returned(stream=TEXT),
+            "": {"block_controlnet_hidden_states": OPTIONAL},
+        },
+        gather=PROJECTED,
+        blocks={"transformer_blocks": TEXT_FIRST},
         shared=("skip_layers",),
-        batched=("joint_attention_kwargs", "hidden_states", "encoder_hidden_states", "timestep", "pooled_projections"),
+        batched=names("joint_attention_kwargs hidden_states encoder_hidden_states timestep pooled_projections"),
         residuals=("block_controlnet_hidden_states",),
-        refused_pipelines=row(
-            _set_pag_attn_processor="perturbed guidance masks every pair of picture tokens in a layer, and such a mask "
-            "cannot be cut with the tokens; use CfgParallel or DataParallel"
-        ),
+        refused_pipelines={
+            "_set_pag_attn_processor": "perturbed guidance masks every pair of picture tokens in a layer, and such a "
+            "mask cannot be cut with the tokens; use CfgParallel or DataParallel"
+        },
     ),
-    Adapter(
-        family="Flux",
-        model="FluxTransformer2DModel",
-        attention=_FLUX_ATTENTION,
-        splits=row(
-            {"": {**_FLUX_INPUTS, "controlnet_block_samples": RESIDUALS, "controlnet_single_block_samples": RESIDUALS}}
-        ),
-        gather=row(proj_out=Split(dim=1)),
-        blocks=row(transformer_blocks=_BOTH, single_transformer_blocks=_BOTH),
-        shared=("img_ids", "txt_ids"),
-        batched=(
-            "joint_attention_kwargs",
-            "hidden_states",
-            "encoder_hidden_states",
-            "timestep",
-            "pooled_projections",
-            "guidance",
-        ),
-        residuals=("controlnet_block_samples", "controlnet_single_block_samples"),
+    flux(
+        "Flux",
+        "FluxTransformer2DModel",
+        "joint_attention_kwargs pooled_projections guidance",
+        residuals="controlnet_block_samples controlnet_single_block_samples",
     ),
-    Adapter(
-        family="Flux2",
-        model="Flux2Transformer2DModel",
-        attention=_FLUX_ATTENTION,
-        # The class' own plan leaves position ids of two dimensions whole.
-        splits=row({"": _FLUX_INPUTS}),
-        gather=row(proj_out=Split(dim=1)),
-        blocks=row(transformer_blocks=_BOTH, single_transformer_blocks=_ONE),
-        batched=("hidden_states", "encoder_hidden_states", "timestep", "guidance"),
-        # With a batch in front, the model reads the first row only.
-        shared=("img_ids", "txt_ids"),
-        refused=row(
-            kv_cache_mode="the cache of reference tokens is filled by position; pass the reference picture anew each "
-            "step, or use CfgParallel or DataParallel"
-        ),
+    flux(
+        "Flux2",
+        "Flux2Transformer2DModel",
+        "guidance",
+        last=ONE,
+        refused={
+            "kv_cache_mode": "the cache of reference tokens is filled by position; pass the reference picture anew "
+            "each step, or use CfgParallel or DataParallel"
+        },
     ),
     Adapter(
         family="QwenImage",
         model="QwenImageTransformer2DModel",
-        attention=row({"transformer_blocks.*.attn": (TEXT, IMAGE)}),
+        attention={"transformer_blocks.*.attn": (TEXT, IMAGE)},
         # This is the class' own plan, but it names the text and cuts the residuals as well.
-        splits=row(
-            {
-                "": {"controlnet_block_samples": RESIDUALS},
-                "transformer_blocks.0": {"hidden_states": Split(dim=1), "encoder_hidden_states": _TEXT},
-                "transformer_blocks.*": {
-                    "modulate_index": Split(dim=1, optional=True),
-                    "encoder_hidden_states_mask": Split(dim=1, stream=TEXT, optional=True),
-                },
-                "pos_embed": {0: Split(dim=0, output=True), 1: Split(dim=0, stream=TEXT, output=True)},
-            }
-        ),
-        gather=row(proj_out=Split(dim=1)),
-        blocks=row(transformer_blocks=_BOTH),
+        splits={
+            "": {"controlnet_block_samples": OPTIONAL},
+            "transformer_blocks.0": PAIR,
+            "transformer_blocks.*": {
+                "modulate_index": OPTIONAL,
+                "encoder_hidden_states_mask": Split(dim=1, stream=TEXT, optional=True),
+            },
+            "pos_embed": {0: Split(dim=0, output=True), 1: Split(dim=0, stream=TEXT, output=True)},
+        },
+        gather=PROJECTED,
+        blocks={"transformer_blocks": TEXT_FIRST},
         per_sample=("img_shapes",),
-        batched=(
-            "hidden_states",
-            "encoder_hidden_states",
-            "encoder_hidden_states_mask",
-            "timestep",
-            "img_shapes",
-            "guidance",
-            "additional_t_cond",
+        batched=names(
+            "hidden_states encoder_hidden_states encoder_hidden_states_mask timestep img_shapes guidance "
+            "additional_t_cond"
         ),
         residuals=("controlnet_block_samples",),
     ),
     Adapter(
         family="AuraFlow",
         model="AuraFlowTransformer2DModel",
-        attention=row(
-            {"joint_transformer_blocks.*.attn": (TEXT, IMAGE), "single_transformer_blocks.*.attn": (TEXT, IMAGE)}
-        ),
+        attention={"joint_transformer_blocks.*.attn": (TEXT, IMAGE), "single_transformer_blocks.*.attn": (TEXT, IMAGE)},
         # The register tokens are put before the text inside the model: it is cut where the first block takes both.
-        splits=row({**EMBEDDED, "joint_transformer_blocks.0": {"encoder_hidden_states": _TEXT}}),
-        gather=row(proj_out=Split(dim=1)),
-        blocks=row(joint_transformer_blocks=_BOTH, single_transformer_blocks=_ONE),
+        splits={**EMBEDDED, "joint_transformer_blocks.0": {"encoder_hidden_states": TEXT_TOKENS}},
+        gather=PROJECTED,
+        blocks={"joint_transformer_blocks": TEXT_FIRST, "single_transformer_blocks": ONE},
     ),
     # The two below join each picture with its own text, of any length, inside the model. That sequence is cut as one.
     # Earlier layers that refine the picture alone are cut by themselves; the few that refine the text stay whole.
     Adapter(
         family="Lumina2",
         model="Lumina2Transformer2DModel",
-        attention=row({"noise_refiner.*.attn": (IMAGE,), "layers.*.attn": (JOINT,)}),
-        splits=row(
-            {
-                "noise_refiner.0": {"hidden_states": Split(dim=1)},
-                "noise_refiner.*": {"image_rotary_emb": Split(dim=1)},
-                "layers.0": {"hidden_states": _JOINT},
-                "layers.*": {"image_rotary_emb": _JOINT, "attention_mask": _MASK},
-            }
-        ),
-        gather=row({"noise_refiner.-1": Split(dim=1), "norm_out": _JOINT}),
-        blocks=row(layers=_ONE),
-        batched=("hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask"),
+        attention={"noise_refiner.*.attn": (IMAGE,), "layers.*.attn": (JOINT,)},
+        splits={
+            "noise_refiner.0": {"hidden_states": TOKENS},
+            "noise_refiner.*": {"image_rotary_emb": TOKENS},
+            "layers.0": {"hidden_states": JOINT_TOKENS},
+            "layers.*": {"image_rotary_emb": JOINT_TOKENS, "attention_mask": _MASK},
+        },
+        gather={"noise_refiner.-1": TOKENS, "norm_out": JOINT_TOKENS},
+        blocks={"layers": ONE},
+        batched=names("hidden_states timestep encoder_hidden_states encoder_attention_mask"),
         trims_text=True,
         repeats_keys=True,
     ),
     Adapter(
         family="Z-Image",
         model="ZImageTransformer2DModel",
-        attention=row({"noise_refiner.*.attention": (IMAGE,), "layers.*.attention": (JOINT,)}),
-        splits=row(
-            {
-                "": {"controlnet_block_samples": _MASK},
-                "noise_refiner.0": {"x": Split(dim=1)},
-                "noise_refiner.*": {
-                    "attn_mask": Split(dim=1, optional=True),
-                    "freqs_cis": Split(dim=1),
-                    "noise_mask": Split(dim=1, optional=True),
-                },
-                "layers.0": {"x": _JOINT},
-                "layers.*": {"attn_mask": _MASK, "freqs_cis": _JOINT, "noise_mask": _MASK},
-                "all_final_layer.*": {"noise_mask": _MASK},
-            }
-        ),
-        gather=row({"noise_refiner.-1": Split(dim=1), "all_final_layer.*": _JOINT}),
-        blocks=row(layers=("x",)),
+        attention={"noise_refiner.*.attention": (IMAGE,), "layers.*.attention": (JOINT,)},
+        splits={
+            "": {"controlnet_block_samples": _MASK},
+            "noise_refiner.0": {"x": TOKENS},
+            "noise_refiner.*": {"attn_mask": OPTIONAL, "freqs_cis": TOKENS, "noise_mask": OPTIONAL},
+            "layers.0": {"x": JOINT_TOKENS},
+            "layers.*": {"attn_mask": _MASK, "freqs_cis": JOINT_TOKENS, "noise_mask": _MASK},
+            "all_final_layer.*": {"noise_mask": _MASK},
+        },
+        gather={"noise_refiner.-1": TOKENS, "all_final_layer.*": JOINT_TOKENS},
+        blocks={"layers": ("x",)},
         sample="x",
         timestep="t",
-        batched=("x", "t", "cap_feats", "siglip_feats", "image_noise_mask"),
-        per_sample=("x", "cap_feats", "siglip_feats", "image_noise_mask"),
-        padded=row(controlnet_block_samples=("cap_feats", 32)),
+        batched=names("x t cap_feats siglip_feats image_noise_mask"),
+        per_sample=names("x cap_feats siglip_feats image_noise_mask"),
+        padded={"controlnet_block_samples": ("cap_feats", 32)},
         residuals=("controlnet_block_samples",),
     ),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
@@ -24,7 +23,6 @@ __all__ = [
     "Split",
     "places",
     "read_class_plan",
-    "row",
 ]
 
 #: Token streams: the picture's tokens, the text's, and both in one sequence that a model joins by itself.
@@ -107,11 +105,6 @@ class Mixing(Protocol):
 
 Splits = Mapping[str, Mapping[str | int, Split]]
 Gather = Mapping[str, Split]
-
-
-def row(entries: Mapping[Any, Any] = MappingProxyType({}), /, **named: Any) -> Mapping[Any, Any]:
-    """Makes a read-only mapping."""
-    return MappingProxyType({**entries, **named})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

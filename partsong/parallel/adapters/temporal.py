@@ -5,68 +5,41 @@ Those look along time at each position by itself, so the rows of all frames are 
 
 from __future__ import annotations
 
-from partsong.parallel.adapters.row import Adapter, Frames, row
-from partsong.parallel.adapters.unet import GATHER, TRANSFORMERS, cut_rows
+from partsong.parallel.adapters.row import Frames
+from partsong.parallel.adapters.shared_cuts import names
+from partsong.parallel.adapters.unet import unet
 
 __all__ = ["ROWS"]
 
-_DOWN, _MIDDLE = "down_block_additional_residuals", "mid_block_additional_residual"
-_MASK = row(attention_mask="masks over a frame's own positions are not supported; leave it out")
+_RESIDUALS = "down_block_additional_residuals mid_block_additional_residual"
+_INPUTS = "encoder_hidden_states cross_attention_kwargs timestep_cond"
+_MASK = {"attention_mask": "masks over a frame's own positions are not supported; leave it out"}
 
 ROWS = (
-    Adapter(
-        family="AnimateDiff UNet",
-        model="UNetMotionModel",
-        frames=Frames(mixers=("AnimateDiffTransformer3D",), folded=("encoder_hidden_states", _DOWN, _MIDDLE)),
-        rows=True,
-        attention=row(TRANSFORMERS),
-        splits=cut_rows(_DOWN, _MIDDLE),
-        gather=GATHER,
-        sample="sample",
-        batched=(
-            "cross_attention_kwargs",
-            "sample",
-            "encoder_hidden_states",
-            "timestep",
-            "timestep_cond",
-            "added_cond_kwargs",
-        ),
-        residuals=(_DOWN, _MIDDLE),
+    unet(
+        "AnimateDiff UNet",
+        "UNetMotionModel",
+        f"{_INPUTS} added_cond_kwargs",
+        residuals=_RESIDUALS,
+        frames=Frames(mixers=("AnimateDiffTransformer3D",), folded=("encoder_hidden_states", *names(_RESIDUALS))),
         refused=_MASK,
     ),
-    Adapter(
-        family="Text-to-video UNet",
-        model="UNet3DConditionModel",
-        frames=Frames(mixers=("TemporalConvLayer", "TransformerTemporalModel"), folded=(_DOWN, _MIDDLE)),
-        rows=True,
-        attention=row(TRANSFORMERS),
-        splits=cut_rows(_DOWN, _MIDDLE),
-        gather=GATHER,
-        sample="sample",
-        batched=(
-            "cross_attention_kwargs",
-            "sample",
-            "encoder_hidden_states",
-            "timestep",
-            "class_labels",
-            "timestep_cond",
-        ),
-        residuals=(_DOWN, _MIDDLE),
+    unet(
+        "Text-to-video UNet",
+        "UNet3DConditionModel",
+        f"{_INPUTS} class_labels",
+        residuals=_RESIDUALS,
+        frames=Frames(mixers=("TemporalConvLayer", "TransformerTemporalModel"), folded=names(_RESIDUALS)),
         refused=_MASK,
     ),
-    Adapter(
-        family="Stable Video Diffusion UNet",
-        model="UNetSpatioTemporalConditionModel",
+    unet(
+        "Stable Video Diffusion UNet",
+        "UNetSpatioTemporalConditionModel",
+        "encoder_hidden_states added_time_ids",
         frames=Frames(
             dim=1,
             mixers=("TemporalResnetBlock", "TemporalBasicTransformerBlock"),
             numbered=("TransformerSpatioTemporalModel",),
         ),
-        rows=True,
-        attention=row(TRANSFORMERS),
-        splits=cut_rows(),
-        gather=GATHER,
-        sample="sample",
-        batched=("sample", "timestep", "encoder_hidden_states", "added_time_ids"),
     ),
 )

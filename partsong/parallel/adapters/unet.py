@@ -3,144 +3,101 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from partsong.parallel.adapters.row import IMAGE, TEXT, Adapter, Split, row
+from partsong.parallel.adapters.row import IMAGE, TEXT, Adapter, Split
+from partsong.parallel.adapters.shared_cuts import Cuts, names, returned, whole
 
-__all__ = ["BLOCKS", "GATHER", "MASK", "ROWS", "TRANSFORMERS", "cut_rows"]
+__all__ = ["MASK", "ROWS", "TEXT_BESIDE", "TRANSFORMERS", "unet"]
 
 #: Where UNets have their blocks, and the attention to a picture inside these.
-BLOCKS = ("down_blocks.*", "mid_block", "up_blocks.*")
-TRANSFORMERS = {f"{blocks}.attentions.*.transformer_blocks.*.attn1": (IMAGE,) for blocks in BLOCKS}
-MASK = "masks over the image's own positions are not supported; leave it out"
-#: Where the rows leave a UNet.
-GATHER = row(conv_out=Split(dim=2))
+_BLOCKS = ("down_blocks.*", "mid_block", "up_blocks.*")
+TRANSFORMERS = {f"{blocks}.attentions.*.transformer_blocks.*.attn1": (IMAGE,) for blocks in _BLOCKS}
+#: Where the modules at the last paths are attentions themselves, keys of the text stand beside the image's.
+TEXT_BESIDE = {**TRANSFORMERS, **{f"{blocks}.attentions.*": (TEXT, IMAGE) for blocks in _BLOCKS}}
+MASK = {"attention_mask": "masks over the image's own positions are not supported; leave it out"}
 
 
-def cut_rows(*residuals: str) -> Mapping[str, Mapping[str | int, Split]]:
-    """Returns the cuts of a UNet: its rows behind the first convolution, and residuals that are given to it."""
-    added = {"": row({name: Split(dim=2, optional=True) for name in residuals})} if residuals else {}
-    return row({"conv_in": row({0: Split(dim=2, output=True)}), **added})
+def unet(
+    family: str,
+    model: str,
+    inputs: str,
+    *,
+    attention: Mapping[str, tuple[str, ...]] = TRANSFORMERS,
+    residuals: str = "",
+    **more: Any,
+) -> Adapter:
+    """Makes the row of a UNet: its rows are cut behind the first convolution and leave with the last.
+
+    `inputs` and `residuals` name arguments besides ``sample`` and ``timestep``; residuals are cut as well.
+    """
+    added: Cuts = {name: Split(dim=2, optional=True) for name in names(residuals)}
+    return Adapter(
+        family=family,
+        model=model,
+        rows=True,
+        attention=attention,
+        splits={"conv_in": returned(2), **({"": added} if added else {})},
+        gather={"conv_out": Split(dim=2)},
+        sample="sample",
+        batched=names("sample timestep " + inputs),
+        residuals=names(residuals),
+        **more,
+    )
 
 
-_RESIDUALS = (
-    "down_block_additional_residuals",
-    "down_intrablock_additional_residuals",
-    "mid_block_additional_residual",
-)
+_TEXT = "encoder_hidden_states encoder_attention_mask"
+_COMMON = f"{_TEXT} cross_attention_kwargs class_labels timestep_cond"
 
 ROWS = (
-    Adapter(
-        family="SD UNet",
-        model="UNet2DConditionModel",
-        rows=True,
-        # Where the modules at the last paths are attentions themselves, keys of the text stand beside the image's.
-        attention=row({**TRANSFORMERS, **{f"{blocks}.attentions.*": (TEXT, IMAGE) for blocks in BLOCKS}}),
-        splits=cut_rows(*_RESIDUALS),
-        gather=GATHER,
-        sample="sample",
-        batched=(
-            "cross_attention_kwargs",
-            "sample",
-            "encoder_hidden_states",
-            "timestep",
-            "class_labels",
-            "timestep_cond",
-            "added_cond_kwargs",
-            "encoder_attention_mask",
-        ),
-        residuals=_RESIDUALS,
-        refused=row(attention_mask=MASK),
+    unet(
+        "SD UNet",
+        "UNet2DConditionModel",
+        f"{_COMMON} added_cond_kwargs",
+        attention=TEXT_BESIDE,
+        residuals="down_block_additional_residuals down_intrablock_additional_residuals mid_block_additional_residual",
+        refused=MASK,
     ),
-    Adapter(
-        family="Unconditional UNet",
-        model="UNet2DModel",
-        rows=True,
-        attention=row({f"{blocks}.attentions.*": (IMAGE,) for blocks in BLOCKS}),
-        splits=cut_rows(),
-        gather=GATHER,
-        sample="sample",
-        batched=("sample", "timestep", "class_labels"),
+    unet(
+        "Unconditional UNet",
+        "UNet2DModel",
+        "class_labels",
+        attention={f"{blocks}.attentions.*": (IMAGE,) for blocks in _BLOCKS},
     ),
-    Adapter(
-        family="AudioLDM 2 UNet",
-        model="AudioLDM2UNet2DConditionModel",
-        rows=True,
+    unet(
+        "AudioLDM 2 UNet",
+        "AudioLDM2UNet2DConditionModel",
+        f"{_COMMON} attention_mask encoder_hidden_states_1 encoder_attention_mask_1",
         # Where there is no text to read, the second attention of a block is one to the sound too.
-        attention=row({path.replace("attn1", "attn*"): streams for path, streams in TRANSFORMERS.items()}),
-        splits=cut_rows(),
-        gather=GATHER,
-        sample="sample",
-        batched=(
-            "cross_attention_kwargs",
-            "sample",
-            "encoder_hidden_states",
-            "timestep",
-            "class_labels",
-            "timestep_cond",
-            "attention_mask",
-            "encoder_attention_mask",
-            "encoder_hidden_states_1",
-            "encoder_attention_mask_1",
-        ),
-        refused=row(attention_mask=MASK),
+        attention={path.replace("attn1", "attn*"): streams for path, streams in TRANSFORMERS.items()},
+        refused=MASK,
     ),
-    Adapter(
-        family="Kandinsky 3 UNet",
-        model="Kandinsky3UNet",
-        whole="transposed convolutions and strided ones over pairs of rows change its resolution in mid-block",
-        splits=row(),
-        gather=row(),
+    whole(
+        "Kandinsky 3 UNet",
+        "Kandinsky3UNet",
+        "transposed convolutions and strided ones over pairs of rows change its resolution in mid-block",
+        f"sample timestep {_TEXT}",
         sample="sample",
-        batched=("sample", "timestep", "encoder_hidden_states", "encoder_attention_mask"),
     ),
-    Adapter(
-        family="DreamLite UNet",
-        model="DreamLiteUNetModel",
-        rows=True,
-        attention=row(TRANSFORMERS),
-        splits=cut_rows(),
-        gather=GATHER,
-        sample="sample",
-        batched=(
-            "cross_attention_kwargs",
-            "sample",
-            "encoder_hidden_states",
-            "timestep",
-            "class_labels",
-            "timestep_cond",
-            "attention_mask",
-            "added_cond_kwargs",
-            "encoder_attention_mask",
-        ),
-        refused=row(attention_mask=MASK),
+    unet(
+        "DreamLite UNet",
+        "DreamLiteUNetModel",
+        f"{_COMMON} attention_mask added_cond_kwargs",
+        refused=MASK,
         repeats_keys=True,
     ),
-    Adapter(
-        family="Prior of image embeddings",
-        model="PriorTransformer",
-        whole="it joins text, time and embedding to one sequence inside itself, where no layer shows what is text",
-        splits=row(),
-        gather=row(),
-        batched=("hidden_states", "timestep", "proj_embedding", "encoder_hidden_states", "attention_mask"),
+    whole(
+        "Prior of image embeddings",
+        "PriorTransformer",
+        "it joins text, time and embedding to one sequence inside itself, where no layer shows what is text",
+        "hidden_states timestep proj_embedding encoder_hidden_states attention_mask",
     ),
-    Adapter(
-        family="Stable Cascade UNet",
-        model="StableCascadeUNet",
-        whole="it normalises by the size of whole pictures and stretches them to other sizes from corner to corner",
-        splits=row(),
-        gather=row(),
+    whole(
+        "Stable Cascade UNet",
+        "StableCascadeUNet",
+        "it normalises by the size of whole pictures and stretches them to other sizes from corner to corner",
+        "sample timestep_ratio clip_text_pooled clip_text clip_img effnet pixels sca crp",
         sample="sample",
         timestep="timestep_ratio",
-        batched=(
-            "sample",
-            "timestep_ratio",
-            "clip_text_pooled",
-            "clip_text",
-            "clip_img",
-            "effnet",
-            "pixels",
-            "sca",
-            "crp",
-        ),
     ),
 )

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.adapters.row import row
 
 __all__ = ["FORMS", "PictureForm", "form_of"]
 
@@ -112,25 +111,25 @@ class PictureForm:
         return F.pixel_shuffle((grown - mean.to(clean)) / deviation, _SQUARE)
 
 
-_SKIPS = row(skip_guidance_layers="it calls the model twice in a step; leave it out")
-_REFERENCE = row(image="a reference picture has no place in the patches; leave it out")
-_BINS = row(use_resolution_binning=(False, "it makes another picture's size of the one asked for"))
+_SKIPS = {"skip_guidance_layers": "it calls the model twice in a step; leave it out"}
+_REFERENCE = {"image": "a reference picture has no place in the patches; leave it out"}
+_BINS = {"use_resolution_binning": (False, "it makes another picture's size of the one asked for")}
 _PLAIN = PictureForm(refused=_SKIPS)
 _FLUX2 = PictureForm(is_packed=True, positions="img_ids", text_first=True, is_normalized=True, refused=_REFERENCE)
 _PIXART = PictureForm(resolution="added_cond_kwargs", required=_BINS)
 
 #: Known pipelines by the name of their class.
-FORMS: Mapping[str, PictureForm] = row(
-    StableDiffusionPipeline=_PLAIN,
-    StableDiffusionXLPipeline=_PLAIN,
-    StableDiffusion3Pipeline=_PLAIN,
-    FluxPipeline=PictureForm(is_packed=True, positions="img_ids", text_first=True),
-    Flux2Pipeline=_FLUX2,
-    Flux2KleinPipeline=_FLUX2,
-    QwenImagePipeline=PictureForm(is_packed=True, shapes="img_shapes", text_first=True),
-    PixArtAlphaPipeline=_PIXART,
-    PixArtSigmaPipeline=_PIXART,
-)
+FORMS: Mapping[str, PictureForm] = {
+    "StableDiffusionPipeline": _PLAIN,
+    "StableDiffusionXLPipeline": _PLAIN,
+    "StableDiffusion3Pipeline": _PLAIN,
+    "FluxPipeline": PictureForm(is_packed=True, positions="img_ids", text_first=True),
+    "Flux2Pipeline": _FLUX2,
+    "Flux2KleinPipeline": _FLUX2,
+    "QwenImagePipeline": PictureForm(is_packed=True, shapes="img_shapes", text_first=True),
+    "PixArtAlphaPipeline": _PIXART,
+    "PixArtSigmaPipeline": _PIXART,
+}
 
 
 def form_of(pipe: Any, arguments: Mapping[str, Any]) -> PictureForm:
