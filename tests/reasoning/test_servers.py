@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from partsong import parent
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.reasoning import EngineError
 from partsong.reasoning.remote import Patience, UnreachableError, servers
@@ -158,7 +159,7 @@ def test_no_server_outlives_its_guard() -> None:
 
 def test_a_server_that_does_not_want_to_end_is_killed() -> None:
     stubborn = "import os, signal; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); signal.pause()"
-    command = [sys.executable, "-P", servers.__file__.replace("servers.py", "guard.py"), "0.2"]
+    command = [sys.executable, "-P", parent.__file__, "0.2"]
     with subprocess.Popen(
         [*command, sys.executable, "-c", stubborn], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as guard:

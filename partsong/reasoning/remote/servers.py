@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from partsong import parent
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.knobs import AboveZero, Count, check_knobs, type_hints
 from partsong.reasoning.calls.engine import EngineError
@@ -24,7 +25,7 @@ from partsong.reasoning.remote.engine import OpenAIEngine
 
 __all__ = ["LocalServer", "Recipe", "ServerError", "command_server", "llama_server", "transformers_server"]
 
-_HERE = Path(__file__).parent
+_LLAMA = Path(__file__).with_name("llama_child.py")
 _HOST = "127.0.0.1"
 #: Lines of a server's output in an error, and bytes at its end in which they are looked for.
 _LINES, _TAIL = 12, 8192
@@ -110,7 +111,7 @@ class LocalServer:
     def _start(self, port: int) -> None:
         # A file without a name leaves nothing over, even if this process is killed.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed by stop
-        guarded = [sys.executable, "-P", str(_HERE / "guard.py"), str(_GRACE), *self.recipe.command(port)]
+        guarded = [sys.executable, "-P", parent.__file__, str(_GRACE), *self.recipe.command(port)]
         environment = {**os.environ, **self.recipe.environment}
         self._process = subprocess.Popen(
             guarded,
@@ -208,7 +209,7 @@ def llama_server(
     options = {"model": str(path.resolve()), "alias": path.stem, **sizes}
 
     def command(port: int) -> list[str]:
-        return [sys.executable, "-P", str(_HERE / "llama_child.py"), json.dumps({**options, "port": port})]
+        return [sys.executable, "-P", str(_LLAMA), json.dumps({**options, "port": port})]
 
     # By default it keeps 40 tokens, and of those the ones at least a twentieth as likely as the first.
     extra = {"top_k": 0, "min_p": 0.0}
