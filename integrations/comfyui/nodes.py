@@ -14,7 +14,6 @@ from .client import ServerClient, ServerError
 
 __all__ = ["PartsongEdit", "PartsongImage", "PartsongStrategy", "PartsongVideo"]
 
-CATEGORY = "partsong"
 _STRENGTH = "How far to go from the picture, up to 1. -1 takes the model's own."
 #: What travels between the strategy node and the others: the text that `partsong image --strategy` takes.
 StrategyType = io.Custom("PARTSONG_STRATEGY")
@@ -32,11 +31,9 @@ class PartsongStrategy(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Describes the node."""
-        return io.Schema(
-            node_id="PartsongStrategy",
-            display_name="Partsong Strategy",
-            category=CATEGORY,
-            description="How the server's workers share each picture. 'auto' lets its planner choose.",
+        return _schema(
+            "Strategy",
+            "How the server's workers share each picture. 'auto' lets its planner choose.",
             inputs=[
                 io.Combo.Input("name", options=NAMES, default="auto"),
                 io.String.Input(
@@ -69,24 +66,17 @@ class PartsongImage(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Describes the node."""
-        return io.Schema(
-            node_id="PartsongImage",
-            display_name="Partsong Image",
-            category=CATEGORY,
-            description="Makes pictures on a partsong server, whose workers share each of them.",
+        return _schema(
+            "Image",
+            "Makes pictures on a partsong server, whose workers share each of them.",
             inputs=[*_common(), *_size(), io.Int.Input("count", default=1, min=1, max=64, tooltip="Pictures.")],
-            outputs=[
-                io.Image.Output("images", display_name="images"),
-                io.String.Output("report", display_name="report"),
-            ],
+            outputs=[io.Image.Output("images", display_name="images"), _report()],
         )
 
     @classmethod
     def execute(cls, prompt: str, count: int = 1, width: int = 0, height: int = 0, **more: Any) -> io.NodeOutput:
         """Returns `[count, H, W, 3]` in 0..1 and a report."""
-        client = ServerClient()
-        body = {**_request(client, "image", prompt, more), "n": count, "size": _size_text(width, height)}
-        job = client.run(body, NodeProgress(), _interruption())
+        client, job = _run("image", prompt, more, n=count, size=_size_text(width, height))
         contents = [client.fetch(output["url"]) for output in job["outputs"]]
         return io.NodeOutput(pictures.stack(contents), report(job))
 
@@ -97,11 +87,9 @@ class PartsongVideo(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Describes the node."""
-        return io.Schema(
-            node_id="PartsongVideo",
-            display_name="Partsong Video",
-            category=CATEGORY,
-            description="Makes a video on a partsong server.",
+        return _schema(
+            "Video",
+            "Makes a video on a partsong server.",
             inputs=[
                 *_common(),
                 *_size(),
@@ -113,10 +101,7 @@ class PartsongVideo(io.ComfyNode):
     @classmethod
     def execute(cls, prompt: str, frames: int = 0, width: int = 0, height: int = 0, **more: Any) -> io.NodeOutput:
         """Returns the video and a report."""
-        client = ServerClient()
-        body = _request(client, "video", prompt, more)
-        body |= {"num_frames": frames or None, "size": _size_text(width, height)}
-        job = client.run(body, NodeProgress(), _interruption())
+        client, job = _run("video", prompt, more, num_frames=frames or None, size=_size_text(width, height))
         content = client.fetch(job["outputs"][0]["url"])
         return io.NodeOutput(InputImpl.VideoFromFile(memory.BytesIO(content)), report(job))
 
@@ -127,11 +112,9 @@ class PartsongEdit(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Describes the node."""
-        return io.Schema(
-            node_id="PartsongEdit",
-            display_name="Partsong Edit",
-            category=CATEGORY,
-            description="Changes a picture on a partsong server. With a mask, only what the mask covers.",
+        return _schema(
+            "Edit",
+            "Changes a picture on a partsong server. With a mask, only what the mask covers.",
             inputs=[
                 io.Image.Input("image"),
                 *_common(),
@@ -203,6 +186,21 @@ def report(job: dict[str, Any]) -> str:
     for rank in job.get("ranks") or []:
         lines.append(f"rank {rank['rank']}: {rank['bytes_sent']} bytes sent, {rank['seconds_waiting']:.2f} s waiting")
     return "\n".join(lines)
+
+
+def _schema(kind: str, description: str, **more: Any) -> io.Schema:
+    return io.Schema(
+        node_id=f"Partsong{kind}",
+        display_name=f"Partsong {kind}",
+        category="partsong",
+        description=description,
+        **more,
+    )
+
+
+def _run(kind: str, prompt: str, more: dict[str, Any], **fields: Any) -> tuple[ServerClient, dict[str, Any]]:
+    client = ServerClient()
+    return client, client.run({**_request(client, kind, prompt, more), **fields}, NodeProgress(), _interruption())
 
 
 def _report() -> Any:

@@ -21,15 +21,10 @@ FOLDER = Path(__file__).with_name("page")
 #: The files of the page and their types. No other file of the folder is served.
 ASSETS = {
     "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    "wire.js": "text/javascript; charset=utf-8",
-    "words.js": "text/javascript; charset=utf-8",
-    "media.js": "text/javascript; charset=utf-8",
-    "stage.js": "text/javascript; charset=utf-8",
-    "compare.js": "text/javascript; charset=utf-8",
-    "compose.js": "text/javascript; charset=utf-8",
-    "gallery.js": "text/javascript; charset=utf-8",
-    "chat.js": "text/javascript; charset=utf-8",
+    **{
+        f"{name}.js": "text/javascript; charset=utf-8"
+        for name in ("page", "wire", "words", "media", "stage", "compare", "compose", "gallery", "chat")
+    },
     "icon.svg": "image/svg+xml",
 }
 #: Paths that are served without a key. They hold nothing but the page itself.

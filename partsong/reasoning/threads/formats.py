@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from partsong.reasoning.calls.text_tree import Part, Piece
 
@@ -85,42 +85,39 @@ class Format:
         return (*parts, after)
 
 
+def _planned(name: FormatName, source: str, tags: tuple[str, str, str], **more: Any) -> Format:
+    """Makes the row of a format with numbered threads, from the tags of its plan, of an item and of a thread."""
+    plan, item, thread = tags
+    return Format(
+        name=name,
+        source=source,
+        plan=_around(plan),
+        item=_around(item),
+        announce=f"</{plan}>",
+        thread_open=f"\n<{thread}>\n{{number}}:",
+        thread_close=f"</{thread}>",
+        **more,
+    )
+
+
+def _around(word: str) -> tuple[str, str]:
+    return f"<{word}>", f"</{word}>"
+
+
 _ROWS = (
-    Format(
-        name="threadweaver",
-        source="arXiv 2512.07843",
-        begin="<Parallel>",
-        plan=("<Outlines>", "</Outlines>"),
-        item=("<Outline>", "</Outline>"),
-        announce="</Outlines>",
-        thread_open="\n<Thread>\n{number}:",
-        thread_close="</Thread>",
-        join="\n</Parallel>",
+    _planned(
+        "threadweaver", "arXiv 2512.07843", ("Outlines", "Outline", "Thread"), begin="<Parallel>", join="\n</Parallel>"
     ),
-    Format(
-        name="multiverse",
-        source="arXiv 2506.09991",
+    _planned(
+        "multiverse",
+        "arXiv 2506.09991",
+        ("Goal", "Outline", "Path"),
         begin="<Parallel>",
-        plan=("<Goal>", "</Goal>"),
-        item=("<Outline>", "</Outline>"),
-        announce="</Goal>",
-        thread_open="\n<Path>\n{number}:",
-        thread_close="</Path>",
         join="\n<Conclusion>",
         end="</Conclusion>\n</Parallel>",
         nested=True,
     ),
-    Format(
-        name="npr",
-        source="arXiv 2512.07461",
-        plan=("<guideline>", "</guideline>"),
-        item=("<plan>", "</plan>"),
-        announce="</guideline>",
-        thread_open="\n<step>\n{number}:",
-        thread_close="</step>",
-        join="\n<takeaway>",
-        end="</takeaway>",
-    ),
+    _planned("npr", "arXiv 2512.07461", ("guideline", "plan", "step"), join="\n<takeaway>", end="</takeaway>"),
     Format(
         name="parallel-r1",
         source="arXiv 2509.07980",
@@ -145,13 +142,13 @@ _ROWS = (
     Format(
         name="apr",
         source="arXiv 2504.15466",
-        plan=("<Spawn>", "</Spawn>"),
-        item=("<Message>", "</Message>"),
+        plan=_around("Spawn"),
+        item=_around("Message"),
         announce="</Spawn>",
         thread_open="\n<Child>\n",
         thread_close="</Return>",
         join="\n<Join>{returned}\n</Join>",
-        returned=("<Return>", "</Return>"),
+        returned=_around("Return"),
         nested=True,
     ),
 )
