@@ -22,6 +22,7 @@ __all__ = [
     "AboveZero",
     "Bound",
     "Count",
+    "Knobs",
     "Digits",
     "Number",
     "Share",
@@ -158,6 +159,20 @@ def check_fields(instance: Any) -> None:
     kind = type(instance)
     values = {knob.name: getattr(instance, knob.name) for knob in fields(instance)}
     check_knobs(type_hints(kind), values, owner=f"{kind.__name__}: ")
+
+
+class Knobs:
+    """Checks the fields of a dataclass against their annotations when asked; its base where nothing else is checked."""
+
+    __slots__ = ()
+
+    def validate(self) -> None:
+        """Checks the fields.
+
+        Raises:
+            ArgumentError: one is out of bounds; names it, its value and what is allowed.
+        """
+        check_fields(self)
 
 
 def check_knobs(hints: Mapping[str, Any], values: Mapping[str, Any], owner: str = "") -> None:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DraftText, Observation
 from partsong.kernels.speculation.rates import Rates
-from partsong.knobs import Count, check_fields
+from partsong.knobs import Count, Knobs
 
 __all__ = ["Jacobi", "JacobiDrafter"]
 
@@ -27,7 +27,7 @@ _TAILS, _TAIL_LENGTH = 4, 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Jacobi:
+class Jacobi(Knobs):
     """Guesses with the draws that a step made after wrong guesses.
 
     It needs no other model. On text of general models it is seldom right; where a step over several tokens costs hardly
@@ -41,14 +41,6 @@ class Jacobi:
     """
 
     window: Count = 8
-
-    def validate(self) -> None:
-        """Checks the knobs.
-
-        Raises:
-            ArgumentError: one is out of bounds.
-        """
-        check_fields(self)
 
     def build(self, model: Any, tokenizer: Any) -> JacobiDrafter:
         """Makes the drafter, for any model."""

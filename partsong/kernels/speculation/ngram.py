@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DraftText, Observation
 from partsong.kernels.speculation.rates import Rates
-from partsong.knobs import Count, check_fields
+from partsong.knobs import Count, Knobs
 
 __all__ = ["Ngram", "NgramDrafter"]
 
@@ -26,7 +26,7 @@ _KINDS = [max(kind for kind in _PRIOR if kind <= length) for length in range(1, 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ngram:
+class Ngram(Knobs):
     """Guesses what followed the text's last tokens where they stood before.
 
     It needs no model and costs microseconds.
@@ -41,14 +41,6 @@ class Ngram:
 
     num: Count = 3
     length: Count = 16
-
-    def validate(self) -> None:
-        """Checks the knobs.
-
-        Raises:
-            ArgumentError: one is out of bounds.
-        """
-        check_fields(self)
 
     def build(self, model: Any, tokenizer: Any) -> NgramDrafter:
         """Makes the drafter, for any model."""

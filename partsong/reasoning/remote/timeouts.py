@@ -6,13 +6,13 @@ import random
 from dataclasses import dataclass
 from typing import Annotated
 
-from partsong.knobs import AboveZero, Whole, check_fields
+from partsong.knobs import AboveZero, Knobs, Whole
 
 __all__ = ["Patience"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
+class Patience(Knobs):
     """Holds timeouts in seconds, and a number of retries.
 
     Attributes:
@@ -36,14 +36,6 @@ class Patience:
     retries: Annotated[int, Whole(0)] = 4
     backoff: AboveZero = 0.5
     longest: AboveZero = 8.0
-
-    def validate(self) -> None:
-        """Refuses times that are not positive, and a negative number of retries.
-
-        Raises:
-            ArgumentError: names the field.
-        """
-        check_fields(self)
 
     def pause(self, attempt: int, asked: float | None, draw: random.Random) -> float:
         """Returns the seconds to wait after a failed attempt.

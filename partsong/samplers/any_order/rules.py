@@ -11,7 +11,7 @@ from torch import Tensor
 
 from partsong import seeds
 from partsong.errors import ArgumentError
-from partsong.knobs import Count, Number, by_name, check_fields, parse_knobs
+from partsong.knobs import Count, Knobs, Number, by_name, parse_knobs
 from partsong.samplers.any_order.groups import decode_groups
 from partsong.samplers.any_order.jacobi import decode_jacobi
 from partsong.samplers.any_order.model import PictureModel
@@ -52,7 +52,7 @@ class PictureRule(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LPD:
+class LPD(Knobs):
     """Decides tokens in groups that grow, whose members lie apart and see each other's questions.
 
     Approximate: with as many steps as tokens it is one token a forward.
@@ -73,10 +73,6 @@ class LPD:
     mutual: bool = True
     temperature: Temperature = 1.0
 
-    def validate(self) -> None:
-        """Checks the knobs; see `PictureRule`."""
-        check_fields(self)
-
     def decode(self, model: PictureModel, seed: int = 0) -> AnyOrderText:
         """Decides the tokens of a model's pictures.
 
@@ -95,7 +91,7 @@ class LPD:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ASSD:
+class ASSD(Knobs):
     """Guesses the next tokens with one forward, each alone, and checks them with another.
 
     Exact: the tokens are those of one token a forward.
@@ -114,10 +110,6 @@ class ASSD:
     order: Order = "apart"
     temperature: Temperature = 1.0
 
-    def validate(self) -> None:
-        """Checks the knobs; see `PictureRule`."""
-        check_fields(self)
-
     def decode(self, model: PictureModel, seed: int = 0) -> AnyOrderText:
         """Decides the tokens of a model's pictures."""
         order = orders_of(model, self.order, [1] * model.grid**2, seed)
@@ -130,7 +122,7 @@ class ASSD:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeyedJacobi:
+class KeyedJacobi(Knobs):
     """Asks for a window of tokens until their answers no longer change, with noise that stays the same.
 
     Exact: the tokens are those of one token a forward.
@@ -148,10 +140,6 @@ class KeyedJacobi:
     window: Count = 16
     order: Order = "raster"
     temperature: Temperature = 1.0
-
-    def validate(self) -> None:
-        """Checks the knobs; see `PictureRule`."""
-        check_fields(self)
 
     def decode(self, model: PictureModel, seed: int = 0) -> AnyOrderText:
         """Decides the tokens of a model's pictures."""

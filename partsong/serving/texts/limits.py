@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from partsong.knobs import AboveZero, Count, check_fields
+from partsong.knobs import AboveZero, Count, Knobs
 from partsong.serving.errors import ApiError
 
 __all__ = ["TextLimits"]
@@ -16,7 +16,7 @@ _COUNT_TOKENS = ("group",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextLimits:
+class TextLimits(Knobs):
     """Holds the bounds of a served text model.
 
     Attributes:
@@ -40,14 +40,6 @@ class TextLimits:
     max_in_flight: Count = 64
     keep_alive: AboveZero = 5.0
     start_seconds: AboveZero = 120.0
-
-    def validate(self) -> None:
-        """Checks the bounds themselves.
-
-        Raises:
-            ArgumentError: one is not positive.
-        """
-        check_fields(self)
 
     def check_strategy(self, knobs: Mapping[str, Any]) -> None:
         """Refuses knobs of a strategy that would make too many calls.

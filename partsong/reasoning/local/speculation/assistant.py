@@ -21,7 +21,7 @@ from partsong.kernels.keyed_draw import likely_draws
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DraftText, Observation
 from partsong.kernels.speculation.rates import Rates
-from partsong.knobs import Count, Number, check_fields
+from partsong.knobs import Count, Knobs, Number
 from partsong.reasoning.local.batch import Batch, BatchRow
 from partsong.reasoning.local.loading import load
 from partsong.reasoning.local.model import LocalModel
@@ -40,7 +40,7 @@ _KEPT = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Assistant:
+class Assistant(Knobs):
     """Guesses with a second model of the same vocabulary, as many tokens as have been worth it.
 
     Attributes:
@@ -60,14 +60,6 @@ class Assistant:
     cost: Annotated[float, Number(0)] | None = None
     group: Count = 1
     mesh: Any | None = None
-
-    def validate(self) -> None:
-        """Checks the knobs.
-
-        Raises:
-            ArgumentError: one is out of bounds.
-        """
-        check_fields(self)
 
     def build(self, model: LocalModel, tokenizer: Any) -> AssistantDrafter:
         """Loads the second model.

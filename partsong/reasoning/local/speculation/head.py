@@ -23,7 +23,7 @@ from partsong.kernels.keyed_draw import TokenDraw, noisy_logits
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DraftText, Observation
 from partsong.kernels.speculation.rates import Rates
-from partsong.knobs import Count, Number, check_fields
+from partsong.knobs import Count, Knobs, Number
 from partsong.reasoning.local.mask_head import MaskHead, digest_of, load_head
 from partsong.reasoning.local.model import LocalModel
 
@@ -41,7 +41,7 @@ _LEAST = 0.03
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainedHead:
+class TrainedHead(Knobs):
     """Guesses with a head that was trained for this model (`zoo/recipes/train_heads.py`).
 
     Attributes:
@@ -56,14 +56,6 @@ class TrainedHead:
     length: Count | None = None
     branches: Count = 2
     heat: Annotated[float, Number(0)] = 0.6
-
-    def validate(self) -> None:
-        """Checks the knobs.
-
-        Raises:
-            ArgumentError: one is out of bounds.
-        """
-        check_fields(self)
 
     def build(self, model: LocalModel, tokenizer: Any) -> HeadDrafter:
         """Loads the head and lets its masks take part in the model's forwards.

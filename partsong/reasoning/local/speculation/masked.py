@@ -21,7 +21,7 @@ from partsong.kernels.keyed_draw import likely_draws
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DraftText, Observation
 from partsong.kernels.speculation.rates import Rates
-from partsong.knobs import Count, check_fields
+from partsong.knobs import Count, Knobs
 from partsong.reasoning.local.loading import load
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.speculation.vocabulary import check_same_vocabulary
@@ -33,7 +33,7 @@ _PRIOR = 0.6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Masked:
+class Masked(Knobs):
     """Guesses with a masked diffusion model of the same vocabulary, several tokens in one forward.
 
     Attributes:
@@ -44,14 +44,6 @@ class Masked:
 
     model: str | Path | PreTrainedModel = "lists-mdlm"
     length: Count = 6
-
-    def validate(self) -> None:
-        """Checks the knobs.
-
-        Raises:
-            ArgumentError: one is out of bounds.
-        """
-        check_fields(self)
 
     def build(self, model: LocalModel, tokenizer: Any) -> MaskedDrafter:
         """Loads the masked model.
