@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from partsong.samplers.registry import BUILT_IN, use_when
-from partsong.samplers.support import support_table
 from tests.features.page import with_page
+from tests.support_page import support_page
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORT = ROOT / "docs" / "support.md"
@@ -49,7 +49,7 @@ def documents() -> dict[Path, str]:
     tables = {
         path: with_table(path.read_text(encoding="utf-8"), strategy_table(pages)) for path, pages in INDEXES.items()
     }
-    return {SUPPORT: support_table(), WITH: with_page(), **tables}
+    return {SUPPORT: support_page(), WITH: with_page(), **tables}
 
 
 if __name__ == "__main__":

@@ -67,17 +67,16 @@ def render_page(job: DemoJob, methods: Sequence[Method], hardware: str) -> str:
     )
 
 
-def render_sheet(job: DemoJob, methods: Sequence[Method], tile: int = 128) -> Image.Image:
+def render_sheet(job: DemoJob, methods: Sequence[Method]) -> Image.Image:
     """Draws the pictures alone, a row for each caption and a column for each method, as one image on white.
 
     Args:
         job: what was sampled.
         methods: what `run_demo` measured.
-        tile: edge of one picture in pixels.
     """
     from PIL import Image, ImageDraw, ImageFont
 
-    gap, left, top = 10, 176, 40
+    tile, gap, left, top = 128, 10, 176, 40  # in pixels; a tile is one picture
     size = (left + len(methods) * (tile + gap), top + len(job.captions) * (tile + gap))
     sheet = Image.new("RGB", size, "white")
     draw, ink = ImageDraw.Draw(sheet), "#1d1c1a"

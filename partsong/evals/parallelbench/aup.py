@@ -89,16 +89,12 @@ def aup(
     return area
 
 
-def aup_board(
-    curves: Mapping[str, Sequence[Point]], *, best: float | None = None, penalty: float = PENALTY, cut: float = CUT
-) -> dict[str, float]:
+def aup_board(curves: Mapping[str, Sequence[Point]], *, best: float | None = None) -> dict[str, float]:
     """Scores several decoders on one task, relative to the best accuracy that any of them reached.
 
     Args:
         curves: for each decoder by name, its points as `aup` takes them.
         best: as in `aup`; None is the highest of all points.
-        penalty: as in `aup`.
-        cut: as in `aup`.
 
     Returns:
         Scores by name, in the order of `curves`.
@@ -113,7 +109,7 @@ def aup_board(
         raise ArgumentError("a board needs at least one decoder's points")
     reached = max(y for points in curves.values() for _, y in _sorted_points(points)) or None
     best = reached if best is None else best
-    return {name: aup(points, best=best, penalty=penalty, cut=cut) for name, points in curves.items()}
+    return {name: aup(points, best=best) for name, points in curves.items()}
 
 
 def _sorted_points(points: Iterable[Point]) -> list[Point]:

@@ -15,7 +15,7 @@ from partsong.errors import ArgumentError
 from partsong.knobs import Count, check_value
 from partsong.seeds import check_seed
 
-__all__ = ["Difference", "Resampler", "clopper_pearson", "paired_bootstrap", "wilson"]
+__all__ = ["Difference", "Resampler", "clopper_pearson", "wilson"]
 
 #: Resamples of one batch, small enough for their problem numbers to fit into the cache.
 _CHUNK = 256
@@ -111,11 +111,6 @@ class Difference:
     high: float
     p: float
 
-    @property
-    def clear(self) -> bool:
-        """Says whether the interval leaves out zero."""
-        return self.low > 0 or self.high < 0
-
 
 class Resampler:
     """Resamples the problems and scores all strategies on the same ones, so that any two can be compared in pairs.
@@ -180,15 +175,3 @@ class Resampler:
                 row = {"strategy": name, "than": base, "problems": self.scores.shape[1], "difference": gain.mean}
                 rows.append(row | {"low": gain.low, "high": gain.high, "p": gain.p})
         return rows
-
-
-def paired_bootstrap(
-    scores: Sequence[float], others: Sequence[float], *, resamples: int = 10_000, seed: int = 0, level: float = 0.95
-) -> Difference:
-    """Measures how much better one list of scores is than another of the same problems; see `Resampler`.
-
-    >>> paired_bootstrap([1, 1, 0, 1], [1, 1, 0, 1]).mean
-    0.0
-    """
-    pair = Resampler({"one": scores, "other": others}, resamples=resamples, seed=seed)
-    return pair.difference("one", "other", level)

@@ -15,8 +15,6 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -141,14 +139,6 @@ class MathChecker:
             return Verdict(same, reason="same number" if same else "another number")
         verdict = self._ask_process(gold, answer)
         return replace(verdict, seconds=time.monotonic() - begin)
-
-    def check_many(self, pairs: Iterable[tuple[str, str | None]]) -> list[Verdict]:
-        """Compares many pairs of (gold, answer), equal ones once, on as many processes as there may be."""
-        pairs = list(pairs)
-        distinct = list(dict.fromkeys(pairs))
-        with ThreadPoolExecutor(self.workers) as threads:
-            verdicts = dict(zip(distinct, threads.map(lambda pair: self.check(*pair), distinct), strict=True))
-        return [verdicts[pair] for pair in pairs]
 
     def _ask_process(self, gold: str, answer: str) -> Verdict:
         with self._seats:

@@ -111,11 +111,6 @@ class BlockStore:
         """Counts the tokens of all blocks."""
         return sum(block.length for block in self.blocks)
 
-    @property
-    def num_bytes(self) -> int:
-        """Counts the bytes of memory taken, including unused pages."""
-        return sum(x.numel() * x.itemsize for x in (*self.keys, *self.values))
-
     def _add_slab(self) -> None:
         model = self._model
         shape = model.layers, SLAB, model.kv_heads, PAGE, model.head_dim

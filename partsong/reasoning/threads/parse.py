@@ -118,10 +118,9 @@ class _Reader:
         self._place += 1
         return self._tags[self._place - 1]
 
-    def _follows(self, end: int, name: str, ahead: int = 0) -> bool:
+    def _follows(self, end: int, name: str) -> bool:
         """Returns whether the next tag has this name and only white space before it."""
-        place = self._place + ahead
-        tag = self._tags[place] if place < len(self._tags) else None
+        tag = self._next()
         return tag is not None and tag.name == name and not self.text[end : tag.begin].strip()
 
     def _note(self, words: str, place: int) -> None:

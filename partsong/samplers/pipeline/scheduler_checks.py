@@ -16,7 +16,7 @@ __all__ = ["check_memoryless", "check_positionwise"]
 _SIDE = 8
 
 
-def check_positionwise(scheduler: Any, ndim: int, dtype: torch.dtype = torch.float32) -> None:
+def check_positionwise(scheduler: Any, ndim: int) -> None:
     """Refuses a scheduler in whose steps one position of the latents depends on another.
 
     A copy of the scheduler makes all its steps on random latents, twice. The second time half of the positions hold
@@ -26,7 +26,6 @@ def check_positionwise(scheduler: Any, ndim: int, dtype: torch.dtype = torch.flo
     Args:
         scheduler: as the pipeline has set it up, its timesteps included; left as it is.
         ndim: dimensions of the latents: 3 for `[B, L, C]`, otherwise `[B, C, ...]`.
-        dtype: their type.
 
     Raises:
         UnsupportedError: names the scheduler and says why.
@@ -42,7 +41,7 @@ def check_positionwise(scheduler: Any, ndim: int, dtype: torch.dtype = torch.flo
     is_kept = torch.rand((1, _SIDE, 1) if ndim == 3 else (1, 1, *shape[2:]), generator=draw) < 0.5
     times = scheduler.timesteps[getattr(scheduler, "begin_index", None) or 0 :]
     is_kept = is_kept.to(times.device)
-    tensors = [torch.randn(shape, generator=draw).to(times.device, dtype) for _ in range(len(times) + 1)]
+    tensors = [torch.randn(shape, generator=draw).to(times.device) for _ in range(len(times) + 1)]
     # Far larger numbers elsewhere: a threshold or a norm that reads them must move.
     others = [torch.where(is_kept, x, 50 * x + 7) for x in tensors]
     name = type(scheduler).__name__

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from partsong.errors import ArgumentError
-from partsong.evals.reasoning.intervals import clopper_pearson, paired_bootstrap, wilson
+from partsong.evals.reasoning.intervals import Resampler, clopper_pearson, wilson
 from partsong.evals.reasoning.outcome import COUNTS, Outcome, compare_strategies, table_rows
 from partsong.evals.reasoning.pareto import COSTS, front, pareto_svg
 from partsong.evals.reasoning.suite import evaluate, read_strategies, reasoning_suite
@@ -61,7 +61,8 @@ def test_rows_are_means_of_outcomes_and_differences_are_paired() -> None:
     assert (second["right"], second["hints"], second["hint"]) == (4, 2, "spread")
     assert (first["low"], first["high"]) == clopper_pearson(3, 6)
     (row,) = compare_strategies([*left, *right], resamples=500, seed=4)
-    wanted = paired_bootstrap([0, 1, 1, 0, 1, 1], [1, 0, 1, 0, 1, 0], resamples=500, seed=4)
+    pair = {"b": [0, 1, 1, 0, 1, 1], "a": [1, 0, 1, 0, 1, 0]}
+    wanted = Resampler(pair, resamples=500, seed=4).difference("b", "a")
     assert (row["difference"], row["low"], row["high"], row["p"]) == (wanted.mean, wanted.low, wanted.high, wanted.p)
     assert compare_strategies([*left, *right[:2]])[0]["problems"] == 2
     assert compare_strategies(left, to="b") == []
