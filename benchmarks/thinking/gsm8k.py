@@ -22,7 +22,8 @@ from benchmarks.filing import file_result, markdown_table, result_path
 from partsong.evals.reasoning.datasets import load
 from partsong.evals.reasoning.outcome import Outcome, compare_strategies, table_rows
 from partsong.evals.reasoning.pareto import pareto_svg
-from partsong.evals.reasoning.pool import Pool, PoolEngine, collect
+from partsong.evals.reasoning.pool import Pool, collect
+from partsong.evals.reasoning.pool_engine import PoolEngine
 from partsong.evals.reasoning.problem import Problem
 from partsong.evals.reasoning.suite import evaluate, read_strategies
 from partsong.progress import progress

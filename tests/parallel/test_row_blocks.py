@@ -13,7 +13,8 @@ from partsong.ledger import Ledger
 from partsong.parallel import Mesh
 from partsong.parallel.cuts.row_blocks import framed_norms
 from partsong.parallel.cuts.rows import RowLevels, RowSplit
-from partsong.parallel.exchange.borders import DisplacedBorders, SyncBorders
+from partsong.parallel.exchange.borders import SyncBorders
+from partsong.parallel.exchange.displaced_borders import DisplacedBorders
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.ranks.launch import launch

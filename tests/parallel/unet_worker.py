@@ -14,7 +14,7 @@ from partsong import DisplacedPatch, PartialPatch, SyncPatch, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import ADAPTERS, Mesh, Strategy, mesh_for, parallelize, predict
 from partsong.parallel.cuts.rows import RowLevels, RowSplit
-from partsong.parallel.exchange.borders import DisplacedBorders
+from partsong.parallel.exchange.displaced_borders import DisplacedBorders
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.ranks.collectives import agree, gather_tokens

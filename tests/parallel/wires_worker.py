@@ -14,7 +14,7 @@ from partsong import DisplacedPatch, PartialPatch, Ring, StepCache, TokenRing, U
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
 from partsong.parallel.cuts.rows import RowLevels, RowSplit
-from partsong.parallel.exchange.borders import DisplacedBorders
+from partsong.parallel.exchange.displaced_borders import DisplacedBorders
 from partsong.parallel.exchange.displaced_patch import DisplacedStage
 from partsong.parallel.exchange.known_rows import KnownRows
 from partsong.parallel.exchange.ring import WiredRingStage

@@ -12,7 +12,8 @@ from typing import Any
 from partsong.errors import ArgumentError
 from partsong.evals.reasoning.datasets import DATASETS, load, load_jsonl
 from partsong.evals.reasoning.outcome import Outcome, compare_strategies, table_rows
-from partsong.evals.reasoning.pool import Pool, PoolEngine, collect
+from partsong.evals.reasoning.pool import Pool, collect
+from partsong.evals.reasoning.pool_engine import PoolEngine
 from partsong.evals.reasoning.problem import Problem
 from partsong.evals.reasoning.suite import evaluate, read_strategies
 from partsong.evals.reasoning.tasks import TASKS

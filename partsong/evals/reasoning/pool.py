@@ -1,4 +1,4 @@
-"""Keeps many samples of every problem on disk, and an engine that hands them out again at no cost.
+"""Keeps many samples of every problem on disk, so that they can be handed out again at no cost.
 
 A strategy that only draws samples of the plain question runs on `PoolEngine` unchanged and needs no new token. One pool
 therefore gives the accuracy of all such strategies on the same samples, so that they can be compared in pairs.
@@ -19,12 +19,12 @@ from partsong.errors import ArgumentError
 from partsong.evals.reasoning.line_file import LineFile, read_lines
 from partsong.evals.reasoning.problem import Problem
 from partsong.knobs import Count, check_knobs, type_hints
-from partsong.reasoning.calls.call import Completion, Message, Parameters, Request
-from partsong.reasoning.calls.engine import Engine, EngineError, Progress
+from partsong.reasoning.calls.call import Completion, Message, Parameters
+from partsong.reasoning.calls.engine import Engine
 from partsong.reasoning.calls.run import Run
 from partsong.seeds import derive
 
-__all__ = ["Pool", "PoolEngine", "collect", "run_seed"]
+__all__ = ["Pool", "collect", "run_seed"]
 
 _VERSION = 1
 #: The branch whose samples a pool holds. Every strategy that draws samples of the plain question uses it.
@@ -183,62 +183,3 @@ async def _draw(
         chat = [Message("user", (problem.question,))]
         samples = pool.samples.get(problem.name, {})
         await run_all(one(number) for number in range(num) if number not in samples)
-
-
-class PoolEngine:
-    """Answers with the samples that a pool has of one problem; strategies run on it unchanged.
-
-    It answers only the plain question, drawn in the way the pool was drawn. It refuses other calls, such as those of
-    the second round of PDR, because the pool has no samples of them.
-
-    Args:
-        pool: the samples.
-        problem: the one to answer.
-        seconds_per_token: pretended time, for strategies that act on the order in which samples end; run it under
-            `run_virtual`.
-        chunk: tokens between two reports of progress, which is also how finely a cancelled call's tokens are counted.
-    """
-
-    def __init__(self, pool: Pool, problem: Problem, *, seconds_per_token: float = 0.01, chunk: int = 16) -> None:
-        self.name, self.parameters, self.problem = pool.engine, pool.parameters, problem
-        self.samples = pool.of(problem)
-        self.seconds_per_token, self.chunk = seconds_per_token, chunk
-
-    async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
-        """Returns the sample with the number of the request; see `Engine`.
-
-        Raises:
-            EngineError: the pool has no such sample.
-        """
-        sample = self._sample_for(request)
-        seen, tokens = sample.confidence or (), sample.usage.completion
-        for written in range(0, tokens, self.chunk):
-            now = min(self.chunk, tokens - written)
-            await asyncio.sleep(now * self.seconds_per_token)
-            if progress is not None:
-                confidence = seen[written : written + now] if request.parameters.logprobs else ()
-                progress(sample.text if written + now == tokens else "", written + now, confidence)
-        return sample
-
-    def _sample_for(self, request: Request) -> Completion:
-        asked = [(message.role, message.text) for message in request.messages]
-        if asked != [("user", self.problem.question)] or request.path != BRANCH:
-            raise EngineError(
-                f"the pool answers only the plain question of {self.problem.name}, and call "
-                f"{'/'.join(request.path)} asks more: run this strategy on a live engine"
-            )
-        drawn, needed = asdict(self.parameters), asdict(request.parameters)
-        for name in ("temperature", "top_p", "stop", "max_tokens"):
-            if drawn[name] != needed[name]:
-                raise EngineError(
-                    f"the pool was drawn with {name}={drawn[name]!r}, the strategy asks for {needed[name]!r}; give it "
-                    "the pool's parameters"
-                )
-        if request.sample >= len(self.samples):
-            raise EngineError(
-                f"the pool has {len(self.samples)} samples of {self.problem.name}, and the strategy asks for one more"
-            )
-        return self.samples[request.sample]
-
-    async def close(self) -> None:
-        """Does nothing, since there is nothing to close."""

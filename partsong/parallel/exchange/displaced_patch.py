@@ -12,7 +12,7 @@ from torch import Tensor
 from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Runs, Stage, shard_runs
-from partsong.parallel.exchange.borders import DisplacedBorders
+from partsong.parallel.exchange.displaced_borders import DisplacedBorders
 from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values
 from partsong.parallel.exchange.rotating_slots import RotatingSlots
 from partsong.parallel.exchange.rotation import Rotation, View, rotation_of, visible

@@ -14,7 +14,8 @@ from partsong.reasoning.calls.text_tree import Fork, Part, flat_text
 from partsong.reasoning.strategies.knobs import checked
 from partsong.reasoning.strategies.parts import answer_in
 from partsong.reasoning.strategies.prompts import Prompts, ask
-from partsong.reasoning.strategies.thread_writer import ThreadPlace, ThreadText, ThreadWriter, repeated_tokens
+from partsong.reasoning.strategies.thread_text import ThreadPlace, ThreadText
+from partsong.reasoning.strategies.thread_writer import ThreadWriter, repeated_tokens
 from partsong.reasoning.threads.formats import FORMATS, Format, FormatName
 from partsong.reasoning.threads.render import fork_text
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
 from partsong.samplers.dual_parallel.strategy import DualParallel
-from partsong.samplers.long_video.frame_contexts import NeighbourKeys, Visit
 from partsong.samplers.long_video.journal import Folder, VideoJournal, open_journal, parts_of, write_cut
+from partsong.samplers.long_video.neighbour_keys import NeighbourKeys, Visit
 from partsong.samplers.long_video.video_blocks import VideoBlocks
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
 from partsong.samplers.pipeline.plan_call import CallTrack

@@ -24,8 +24,9 @@ from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.samplers.long_video.causal_block import causal_block
-from partsong.samplers.long_video.frame_contexts import CausalKeys, Visit
+from partsong.samplers.long_video.causal_keys import CausalKeys
 from partsong.samplers.long_video.journal import Folder, VideoJournal, open_journal
+from partsong.samplers.long_video.neighbour_keys import Visit
 from partsong.samplers.long_video.video_blocks import VideoBlocks
 from partsong.samplers.pipeline.paused import Denoise, Finished, Stepped
 from partsong.samplers.pipeline.plan_call import CallTrack, refuse_arguments

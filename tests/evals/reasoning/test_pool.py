@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from partsong.errors import ArgumentError
-from partsong.evals.reasoning.pool import Pool, PoolEngine, collect, run_seed
+from partsong.evals.reasoning.pool import Pool, collect, run_seed
+from partsong.evals.reasoning.pool_engine import PoolEngine
 from partsong.evals.reasoning.pool_suite import DEFAULT_STRATEGIES, parse_rescorer, pool_suite
 from partsong.evals.reasoning.problem import Problem
 from partsong.evals.reasoning.rescore import pass_at

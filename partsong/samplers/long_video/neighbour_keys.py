@@ -1,10 +1,9 @@
-"""Keeps the keys a block of frames sees: versioned reads of its neighbours, or a window of the past and a sink."""
+"""Keeps the keys at the ends of every block of frames, for versioned reads by its neighbours."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,20 +11,21 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.samplers.long_video.staged_frames import KeysAround
 
-__all__ = ["INPUT", "CausalKeys", "NeighbourKeys", "Visit"]
+__all__ = ["INPUT", "KeyValues", "NeighbourKeys", "Visit", "size_of", "tokens_of"]
 
 #: Stands in the place of an attention's number for what a block's call was given.
 INPUT = -1
 
 #: Keys and values `[B, H, L, D]` of some frames.
-_KeyValues = tuple[Tensor, Tensor]
+KeyValues = tuple[Tensor, Tensor]
 
 
-def _bytes(pairs: Iterable[_KeyValues]) -> int:
+def size_of(pairs: Iterable[KeyValues]) -> int:
+    """Counts the bytes of some keys and values."""
     return sum(tensor.nbytes for pair in pairs for tensor in pair)
 
 
-def _part(k: Tensor, v: Tensor, tokens: slice) -> _KeyValues:
+def tokens_of(k: Tensor, v: Tensor, tokens: slice) -> KeyValues:
     """Copies some tokens, so that the rest of the tensors is not kept alive."""
     return k[:, :, tokens].clone(), v[:, :, tokens].clone()
 
@@ -73,7 +73,7 @@ class NeighbourKeys:
         self._layer_bytes: dict[int, int] = {}
         self.visit = Visit(0, 0)
         self.peak_bytes = 0
-        self._held: dict[tuple[Visit, int, bool], _KeyValues] = {}
+        self._held: dict[tuple[Visit, int, bool], KeyValues] = {}
         self._size = 0
 
     @property
@@ -130,13 +130,13 @@ class NeighbourKeys:
         """Keeps the ends of the block at work that a neighbour will read."""
         block, frames, in_front = self.visit.block, self.frames[self.visit.block], self.in_front(self.visit.block)
         per_frame = k.shape[2] // (in_front + frames)
-        self._layer_bytes[layer] = _bytes([(k, v)]) // (in_front + frames)
+        self._layer_bytes[layer] = size_of([(k, v)]) // (in_front + frames)
         tokens = per_frame * min(self.context, frames)
         if tokens and block + 1 < len(self.frames) and not self.recomputes:
-            self._put((self.visit, layer, True), _part(k, v, slice(k.shape[2] - tokens, None)))
+            self._put((self.visit, layer, True), tokens_of(k, v, slice(k.shape[2] - tokens, None)))
         if tokens and block > 0 and self.visit.step + self.lag < self.num_steps:
             start = in_front * per_frame
-            self._put((self.visit, layer, False), _part(k, v, slice(start, start + tokens)))
+            self._put((self.visit, layer, False), tokens_of(k, v, slice(start, start + tokens)))
 
     def drop(self, block: int) -> None:
         """Forgets what was not read of blocks up to this one: a guidance that was switched off leaves some."""
@@ -160,94 +160,12 @@ class NeighbourKeys:
             if kind == "k" and (layer == INPUT or owns(layer)):
                 self._put((Visit(block, step, branch), layer, bool(last)), (k, tensors[f"{name[:-1]}v"]))
 
-    def _put(self, key: tuple[Visit, int, bool], pair: _KeyValues) -> None:
+    def _put(self, key: tuple[Visit, int, bool], pair: KeyValues) -> None:
         self._held[key] = pair
-        self._size += _bytes([pair])
+        self._size += size_of([pair])
         self.peak_bytes = max(self.peak_bytes, self._size)
 
-    def _take(self, key: tuple[Visit, int, bool]) -> _KeyValues | None:
+    def _take(self, key: tuple[Visit, int, bool]) -> KeyValues | None:
         pair = self._held.pop(key, None)
-        self._size -= _bytes([] if pair is None else [pair])
+        self._size -= size_of([] if pair is None else [pair])
         return pair
-
-
-@dataclass(slots=True)
-class _Past:
-    """Holds what one attention at one noise level has seen: the sink, and the newest blocks, oldest first."""
-
-    sink: _KeyValues | None = None
-    window: deque[_KeyValues] = field(default_factory=deque)
-
-
-class CausalKeys:
-    """Keeps keys of the past, in one bounded cache per denoising step, each at its own noise level.
-
-    Args:
-        frames: latent frames of a block.
-        window: blocks of the past that are seen.
-        sink: first frames of the video that are always seen. They stay where they were first computed and are turned
-            to lie just before the window, so that nothing gets farther away than in training.
-
-    Attributes:
-        visit: the call at work.
-        peak_bytes: the most that was held.
-    """
-
-    def __init__(self, frames: int, window: int, sink: int) -> None:
-        self.frames, self.window, self.sink = frames, window, sink
-        self.visit = Visit(0, 0)
-        self.peak_bytes = 0
-        self._past: dict[tuple[int, int, int], _Past] = {}
-
-    def read(self, layer: int) -> KeysAround:
-        """Returns the sink, and the window that comes before the block at work."""
-        past = self._past.get(self._key(layer))
-        if past is None:
-            return []
-        held = len(past.window)
-        around = [(*pair, (number - held) * self.frames) for number, pair in enumerate(past.window)]
-        # While the first block is still in the window its frames are seen there.
-        if past.sink is not None and self.visit.block > held:
-            around.insert(0, (*past.sink, -held * self.frames - self.sink))
-        return around
-
-    def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Takes in the block at work, and lets the oldest go."""
-        past = self._past.setdefault(self._key(layer), _Past())
-        if past.sink is None and self.sink:
-            past.sink = _part(k, v, slice(0, k.shape[2] // self.frames * self.sink))
-        past.window.append((k, v))
-        if len(past.window) > self.window:
-            past.window.popleft()
-        self.peak_bytes = max(self.peak_bytes, self.held_bytes())
-
-    def held_bytes(self) -> int:
-        """Counts the bytes of all caches."""
-        pairs = [pair for past in self._past.values() for pair in (*past.window, *([past.sink] if past.sink else []))]
-        return _bytes(pairs)
-
-    def state(self) -> dict[str, Tensor]:
-        """Returns all that is held, by names that `load` reads."""
-        tensors: dict[str, Tensor] = {}
-        for (layer, step, branch), past in self._past.items():
-            held = {f"{place:06d}": pair for place, pair in enumerate(past.window)}
-            held |= {"sink": past.sink} if past.sink else {}
-            for place, (k, v) in held.items():
-                tensors |= {f"{layer}.{step}.{branch}.{place}.k": k, f"{layer}.{step}.{branch}.{place}.v": v}
-        return tensors
-
-    def load(self, tensors: Mapping[str, Tensor], owns: Callable[[int], bool], steps: Collection[int]) -> None:
-        """Takes over what another run held, for the attentions of this rank and some steps."""
-        for name in sorted(tensors):  # the window in order
-            layer, step, branch, place, kind = name.split(".")
-            if kind != "k" or not owns(int(layer)) or int(step) not in steps:
-                continue
-            past = self._past.setdefault((int(layer), int(step), int(branch)), _Past())
-            pair = (tensors[name], tensors[f"{name[:-1]}v"])
-            if place == "sink":
-                past.sink = pair
-            else:
-                past.window.append(pair)
-
-    def _key(self, layer: int) -> tuple[int, int, int]:
-        return layer, self.visit.step, self.visit.branch
