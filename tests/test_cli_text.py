@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from partsong import zoo
 from partsong.cli import main
-from partsong.cli.draw_text import Drawing, Pieces, viewer
+from partsong.cli.draw_text import Drawing, viewer
 from partsong.cli.screen import printable
+from partsong.cli.text_pieces import Pieces
 from partsong.samplers.text import Event, Step
 
 KEYS = {

@@ -11,9 +11,10 @@ import torch
 import triton
 from torch import Tensor
 
-from partsong.kernels.token_head_naive import GROUP, Draw, Logits
+from partsong.kernels.token_head_naive import Draw, Logits
 from partsong.kernels.token_head_tiles import Tiles, tiles_for
 from partsong.kernels.token_head_triton import COMBINED, combine_kernel, options_for, scan_kernel
+from partsong.kernels.token_noise import GROUP
 from partsong.kernels.token_state import TokenState
 
 __all__ = ["scan"]

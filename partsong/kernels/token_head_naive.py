@@ -15,17 +15,10 @@ from torch import Tensor
 
 from partsong.kernels.arguments import compute_dtype
 from partsong.kernels.few_rows import few_rows_product
+from partsong.kernels.token_noise import gumbel
 from partsong.kernels.token_state import FLOOR, TokenState, merge_token_states
-from partsong.seeds import philox
 
-__all__ = ["GROUP", "LANES", "STREAM", "Draw", "Logits", "draw_tokens", "gumbel", "scan", "to_logits"]
-
-#: Fourth counter word of Philox; `partsong.seeds` draws normal and uniform numbers with 0 and 1.
-STREAM = 2
-#: Tokens that share counters: one counter gives four words, for tokens t, t + LANES, t + 2 LANES and t + 3 LANES.
-#: A thread that holds a tensor-core tile owns the same two columns of every eight, so all four words are its own.
-LANES = 8
-GROUP = 4 * LANES
+__all__ = ["Draw", "Logits", "draw_tokens", "scan", "to_logits"]
 
 #: Most logits held at once, and most weights converted at once: megabytes, whatever the model and the batch.
 MAX_LOGITS = 1 << 19
@@ -38,8 +31,6 @@ FEW_ROWS = 8
 PANEL = 512
 #: Neighbouring logits whose maximum is taken first: to look for it in one block costs less than to carry indices along.
 BLOCK = 64
-
-_WORD = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -162,54 +153,6 @@ def to_logits(x: Tensor, logits: Logits, here: slice | Tensor) -> Tensor:
     if logits.bias is not None:
         x.add_(logits.bias[here].to(x.dtype))
     return x if logits.scale == 1.0 else x.mul_(logits.scale)
-
-
-def gumbel(keys: Tensor, positions: Tensor, first_token: int, num_tokens: int) -> Tensor:
-    """Draws standard Gumbel noise, a function of (key, position, token) alone.
-
-    -ln E with E exponential: E = -ln(1 - v) for a uniform v of 32 bits. The largest noise decides, and it comes from
-    the smallest v, where a float holds all bits of v and the series of ln(1 - v) loses none of them.
-
-    Args:
-        keys: int64 `[N]`.
-        positions: int64 `[N]`.
-        first_token: the first token's id.
-        num_tokens: how many tokens.
-
-    Returns:
-        float32 `[N, num_tokens]`, between -3.2 and 22.9.
-
-    Source: Philox4x32-10, Salmon et al., SC 2011.
-    """
-    skipped = first_token % GROUP
-    first, last = first_token // GROUP, -(-(first_token + num_tokens) // GROUP)
-    device = keys.device
-    counter = torch.arange(first * LANES, last * LANES, device=device).view(1, -1, LANES)
-    low, high = _words(positions)
-    stream = torch.full((), STREAM, device=device)
-    words = philox((counter, low, high, stream), _words(keys))
-    noise = torch.empty(len(keys), last - first, GROUP // LANES, LANES, device=device)
-    for column, word in enumerate(words):
-        noise[:, :, column] = _gumbel_of(word)
-    return noise.flatten(1)[:, skipped : skipped + num_tokens]
-
-
-def _gumbel_of(bits: Tensor) -> Tensor:
-    """Turns 32 random bits into noise. They are overwritten: memory takes longer than the arithmetic."""
-    v = bits.float().add_(0.5).mul_(2.0**-32)
-    u = bits.bitwise_xor_(_WORD).float().add_(0.5).mul_(2.0**-32)
-    half = 2.0 - v
-    torch.div(v, half, out=half)
-    square = half * half
-    series = (square * (1.0 / 7.0)).add_(1.0 / 5.0).mul_(square).add_(1.0 / 3.0).mul_(square).add_(1.0)
-    series.mul_(half.mul_(2.0))
-    return torch.where(v < 0.25, series, u.log_().neg_(), out=u).log_().neg_()
-
-
-def _words(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the low and high 32 bits, `[N, 1, 1]`."""
-    x = x.view(-1, 1, 1)
-    return x & _WORD, (x >> 32) & _WORD
 
 
 def _tile(x: Tensor, draw: Draw | None, first_token: int) -> TokenState:

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from partsong.kernels.token_head_naive import GROUP, LANES, STREAM
 from partsong.kernels.token_head_tiles import Tiles, tiles_for
+from partsong.kernels.token_noise import GROUP, LANES, STREAM
 from partsong.kernels.token_state import FLOOR
 
 __all__ = ["COMBINED", "VARIANTS", "combine_kernel", "options_for", "scan_kernel"]

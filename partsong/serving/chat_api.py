@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from partsong.serving.chat_bodies import AnswerBody, ChatBody, TextBody, read_body, read_fields
+from partsong.serving.chat_bodies import AnswerBody, ChatBody, TextBody
+from partsong.serving.chat_fields import read_body, read_fields
 from partsong.serving.chat_format import ReplyForm, sse_of
 from partsong.serving.hangup import HungUpError, WatchedStream, unless_hung_up
 from partsong.serving.texts.events import TextDone, TextEvent

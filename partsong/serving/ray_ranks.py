@@ -6,28 +6,23 @@ import logging
 import os
 import socket
 import threading
-import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from partsong.errors import ArgumentError, DistributedError
-from partsong.parallel.ranks.blame import BLAMED_GRACE, GRACE, RankReport, first_cause, is_blamed
+from partsong.parallel.ranks.blame import RankReport
 from partsong.parallel.ranks.launch import portable
 from partsong.reasoning.cluster.joining import import_ray, join_cluster
 from partsong.reasoning.cluster.place import last_line
 from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ray_watch import LOOK, RankSeat, RankWatch
 from partsong.serving.runners import RankRunner
 
-__all__ = ["RankSeat", "ray_runner"]
+__all__ = ["ray_runner"]
 
 _log = logging.getLogger(__name__)
-
-#: Seconds between two looks at what the cluster says.
-_LOOK = 0.5
-#: Seconds that ranks have to end by themselves when the server closes.
-_CLOSING = 3.0
 
 
 def ray_runner(address: str | None, *, ranks: int, threads: int | None) -> RankRunner:
@@ -53,21 +48,6 @@ def ray_runner(address: str | None, *, ranks: int, threads: int | None) -> RankR
             "use fewer (--nproc, --replicas, --threads), or name a cluster of several machines with --ray-address"
         )
     return RankRunner(run=_run_ranks, host=ray.util.get_node_ip_address(), begins_anew=True)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankSeat:
-    """Says where an actor runs.
-
-    Attributes:
-        node: address of its node.
-        process: number of its process.
-        gpus: of the node, which Ray has given to it.
-    """
-
-    node: str
-    process: int
-    gpus: tuple[str, ...] = ()
 
 
 class _RankActor:
@@ -119,7 +99,7 @@ def _run_ranks(settings: GroupSettings, nproc: int, closing: threading.Event) ->
                 return
             # Neighbours talk most, so ranks of one node are numbered one after the other.
             order = sorted(range(nproc), key=lambda number: (seats[number].node, number))
-            _Watch([actors[number] for number in order], [seats[number] for number in order], closing).run(settings)
+            RankWatch([actors[number] for number in order], [seats[number] for number in order], closing).run(settings)
         finally:
             for actor in actors:
                 ray.kill(actor)
@@ -131,7 +111,7 @@ def _run_ranks(settings: GroupSettings, nproc: int, closing: threading.Event) ->
 def _has_room(group: Any, closing: threading.Event) -> bool:
     """Waits until the cluster has room for a placement group; says whether it has, or the server closes first."""
     has_told = False
-    while not group.wait(_LOOK):
+    while not group.wait(LOOK):
         if closing.is_set():
             return False
         if not has_told:
@@ -144,7 +124,7 @@ def _seats(ray: Any, actors: Sequence[Any], closing: threading.Event) -> list[Ra
     """Waits until all actors are there and returns where they are; None when the server closes before that."""
     asked = [actor.seat.remote() for actor in actors]
     while not closing.is_set():
-        done, _ = ray.wait(asked, num_returns=len(asked), timeout=_LOOK)
+        done, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK)
         if len(done) == len(asked):
             return ray.get(asked)
     return None
@@ -172,89 +152,6 @@ def _actors(ray: Any, group: Any, nproc: int) -> list[Any]:
         .remote()
         for number in range(nproc)
     ]
-
-
-class _Watch:
-    """Starts ranks in actors that are there, and waits until all have ended, or one has failed.
-
-    Args:
-        actors: in the order of ranks.
-        seats: where they run.
-        closing: is set when the server closes.
-    """
-
-    def __init__(self, actors: Sequence[Any], seats: Sequence[RankSeat], closing: threading.Event) -> None:
-        self._actors, self._seats, self._closing = actors, seats, closing
-        self._reports: dict[int, RankReport] = {}
-        self._died: dict[int, str] = {}
-
-    def run(self, settings: GroupSettings) -> None:
-        """Runs them.
-
-        Raises:
-            PartsongError: what ended them.
-        """
-        import ray
-        from torch.distributed import TCPStore
-
-        # It lives here, and so outlives any rank. Port 0 lets the system choose.
-        address = ray.util.get_node_ip_address()
-        store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        environments = _environments(self._seats, address, store.port)
-        runs = zip(self._actors, environments, strict=True)
-        waiting = {actor.run.remote(settings, each): rank for rank, (actor, each) in enumerate(runs)}
-        deadline = None
-        while waiting and (deadline is None or time.monotonic() < deadline):
-            done, _ = ray.wait(list(waiting), num_returns=1, timeout=_LOOK)
-            for reference in done:
-                self._collect(waiting.pop(reference), reference)
-            failed = self._failed
-            if deadline is None and (failed or self._closing.is_set()):
-                grace = _CLOSING if self._closing.is_set() else BLAMED_GRACE if is_blamed(store) else GRACE
-                deadline = time.monotonic() + grace
-        if self._failed and not self._closing.is_set():
-            raise first_cause(self._failed, self._reports, store, self._how)
-
-    @property
-    def _failed(self) -> list[int]:
-        raised = [rank for rank, report in self._reports.items() if report.error is not None]
-        return sorted([*raised, *self._died])
-
-    def _collect(self, rank: int, reference: Any) -> None:
-        import ray
-
-        try:
-            self._reports[rank] = ray.get(reference)
-        except ray.exceptions.RayError as error:
-            self._died[rank] = last_line(error)
-
-    def _how(self, rank: int) -> str:
-        seat = self._seats[rank]
-        return f"(process {seat.process} on {seat.node}) is gone: {self._died[rank]}"
-
-
-def _environments(seats: Sequence[RankSeat], address: str, port: int) -> list[dict[str, str]]:
-    """Returns the variables that each rank finds the others with, as torchrun sets them."""
-    by_node: dict[str, list[int]] = {}
-    for rank, seat in enumerate(seats):
-        by_node.setdefault(seat.node, []).append(rank)
-    environments = []
-    for rank, seat in enumerate(seats):
-        here = by_node[seat.node]
-        environment = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(here.index(rank)),
-            "WORLD_SIZE": str(len(seats)),
-            "LOCAL_WORLD_SIZE": str(len(here)),
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
-        if seat.gpus:
-            # NCCL reaches a neighbour's memory only where both see both.
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu for other in here for gpu in seats[other].gpus)
-        environments.append(environment)
-    return environments
 
 
 def _interface(address: str) -> str | None:

@@ -15,7 +15,8 @@ from torch import Tensor
 from partsong import seeds
 from partsong.kernels import token_head_naive
 from partsong.kernels.token_head import TokenNoise, token_stats
-from partsong.kernels.token_head_naive import GROUP, Draw, Logits, gumbel
+from partsong.kernels.token_head_naive import Draw, Logits
+from partsong.kernels.token_noise import GROUP, gumbel
 from tests.kernels.token_oracle import check, forced, inputs, logits_of, needs_triton, on_each_twin, on_triton
 
 

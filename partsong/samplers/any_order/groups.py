@@ -13,7 +13,7 @@ from torch import Tensor
 
 from partsong import seeds
 from partsong.errors import ArgumentError
-from partsong.kernels.token_head_naive import gumbel
+from partsong.kernels.token_noise import gumbel
 from partsong.samplers.any_order.model import PictureModel
 
 __all__ = ["decode_groups", "draw_tokens", "row_keys"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from partsong import seeds
 from partsong.errors import ArgumentError
-from partsong.kernels.token_head_naive import gumbel
+from partsong.kernels.token_noise import gumbel
 from partsong.knobs import Count, Number, Whole, check_knobs, type_hints
 
 __all__ = ["AnyOrderModel", "AnyOrderText", "decode_any_order"]

@@ -52,9 +52,6 @@ class MemoryForecast:
         arguments: of the denoiser's first call, of one picture or video with the model's defaults.
         calls: how many of them a step makes.
         room: bytes that a rank may take.
-
-    Attributes:
-        room: bytes that a rank may take.
     """
 
     def __init__(self, model: ServedModel, mesh: Mesh, arguments: Mapping[str, Any], calls: int, room: int) -> None:

@@ -18,7 +18,7 @@ from partsong.errors import PartsongError, UnsupportedError
 from partsong.evals.oracle import suite
 from partsong.evals.oracle.model import OracleModel
 from partsong.evals.oracle.tasks import oracle_tasks
-from partsong.kernels.token_head_naive import gumbel
+from partsong.kernels.token_noise import gumbel
 from partsong.samplers.text.block_decoder import BlockDecoder
 from partsong.samplers.text.canvas import Canvas
 from partsong.samplers.text.decode import Decoded, decode, decode_steps

@@ -1,0 +1,94 @@
+"""Reads the fields of requests for chats and texts, and refuses what would be ignored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from partsong.serving.chat_bodies import AnswerBody
+from partsong.serving.errors import ApiError
+
+__all__ = ["read_body", "read_fields"]
+
+#: Fields of the API that change nothing here, with the values that ask for nothing; other values are refused.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "frequency_penalty": (None, 0),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False, 0),
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True, False),
+    "presence_penalty": (None, 0),
+    "response_format": (None, {"type": "text"}),
+    "store": (None, False),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "top_logprobs": (None, 0),
+}
+_WHY = {
+    "tools": "a strategy reads and writes text alone; ask the same model of a --upstream server without a strategy, "
+    "or with the strategy single, where tools go through",
+    "functions": "a strategy reads and writes text alone; ask the same model of a --upstream server without a strategy",
+}
+
+AnyBody = TypeVar("AnyBody", bound=AnswerBody)
+
+
+def read_fields(body: bytes) -> dict[str, Any]:
+    """Reads the body of a request as a JSON object.
+
+    Raises:
+        ApiError: it is none.
+    """
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, f"the body is a JSON {type(fields).__name__}; send an object")
+    return fields
+
+
+def read_body(kind: type[AnyBody], fields: dict[str, Any]) -> AnyBody:
+    """Checks the fields of a request.
+
+    Raises:
+        ApiError: a field is unknown, of another type, out of bounds, or asks for what is not done here.
+    """
+    for name, neutral in _NEUTRAL.items():
+        value = fields.get(name)
+        if value not in neutral:
+            why = _WHY.get(name, "this server does not support it")
+            raise ApiError(400, f"{name}={_short(value)}: {why}; leave {name} out", param=name)
+    try:
+        return kind.model_validate({name: value for name, value in fields.items() if name not in _NEUTRAL})
+    except ValidationError as error:
+        raise _refused(kind, error) from None
+
+
+def _refused(kind: type[AnswerBody], error: ValidationError) -> ApiError:
+    """Returns the first thing that is wrong with a body, in words."""
+    errors = error.errors(include_url=False, include_context=False)
+    # A list where a text may stand as well is first compared with the text, which says nothing of what is wrong in it.
+    first = next((each for each in errors if each["type"] != "string_type"), errors[0])
+    place = [part for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")]
+    param = ".".join(map(str, place))
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(sorted({*kind.model_fields, *_NEUTRAL}))
+        message = f"unknown field {param!r}" + (f"; the fields are {known}" if len(place) == 1 else "")
+    elif first["type"] == "missing":
+        message = f"{param} is missing"
+    else:
+        message = f"{param}={_short(first['input'])}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+    return ApiError(400, message, param=param)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
