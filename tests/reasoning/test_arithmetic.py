@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from partsong.reasoning.answers.arithmetic import MAX_BITS, MAX_DEPTH, ExpressionError, read_arithmetic
+from partsong.reasoning.answers.arithmetic import MAX_DEPTH, read_arithmetic
+from partsong.reasoning.answers.expression import MAX_BITS, ExpressionError
 
 
 def by_python(text: str) -> tuple[Fraction | None, int]:

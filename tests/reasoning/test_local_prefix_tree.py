@@ -7,7 +7,8 @@ import random
 import torch
 from torch import Tensor
 
-from partsong.reasoning.local.prefix_tree import PrefixNode, PrefixTree, common_length
+from partsong.reasoning.local.prefix_node import PrefixNode
+from partsong.reasoning.local.prefix_tree import PrefixTree, common_length
 
 
 def room(tokens: int) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,9 @@ from fractions import Fraction
 
 from partsong.errors import ArgumentError
 from partsong.knobs import AboveZero, Count, check_knobs, type_hints
-from partsong.reasoning.answers.arithmetic import ExpressionError, read_arithmetic
+from partsong.reasoning.answers.arithmetic import read_arithmetic
 from partsong.reasoning.answers.checking_process import CheckerProcess, CheckingError
+from partsong.reasoning.answers.expression import ExpressionError
 from partsong.reasoning.answers.extract import normal_math
 
 __all__ = ["CheckingError", "MathChecker", "Verdict", "same_number", "shared_checker"]

@@ -15,7 +15,8 @@ import re
 from collections import deque
 from fractions import Fraction
 
-from partsong.reasoning.answers.arithmetic import ExpressionError, read_arithmetic
+from partsong.reasoning.answers.arithmetic import read_arithmetic
+from partsong.reasoning.answers.expression import ExpressionError
 
 __all__ = [
     "TAIL",

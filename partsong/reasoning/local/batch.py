@@ -11,7 +11,7 @@ from torch import Tensor
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.reasoning.local.answer_store import AnswerStore
 from partsong.reasoning.local.model import LocalModel
-from partsong.reasoning.local.prefix_tree import PrefixNode
+from partsong.reasoning.local.prefix_node import PrefixNode
 from partsong.reasoning.local.shared_attention import AttentionStep, Branches, Chunk, branches_of
 
 __all__ = ["Batch", "BatchOutput", "BatchRow"]

@@ -17,7 +17,8 @@ from partsong.kernels.speculation.speculator import Speculator
 from partsong.reasoning.calls.call import Completion
 from partsong.reasoning.local.batch import Batch, BatchOutput, BatchRow
 from partsong.reasoning.local.model import LocalModel
-from partsong.reasoning.local.prefix_tree import PrefixNode, PrefixTree, common_length
+from partsong.reasoning.local.prefix_node import PrefixNode
+from partsong.reasoning.local.prefix_tree import PrefixTree, common_length
 from partsong.reasoning.local.ticket import Ticket
 from partsong.reasoning.threads.layout import TokenRun, Tokens
 

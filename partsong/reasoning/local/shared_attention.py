@@ -18,7 +18,7 @@ from torch import Tensor
 
 from partsong.kernels import Causal, Segment, attention
 from partsong.reasoning.local.answer_store import AnswerStore
-from partsong.reasoning.local.prefix_tree import PrefixNode
+from partsong.reasoning.local.prefix_node import PrefixNode
 
 __all__ = ["Branches", "Chunk", "AttentionStep", "branches_of"]
 

@@ -10,7 +10,8 @@ from typing import Annotated
 
 from partsong.evals.reasoning.problem import NumProblems, Problem
 from partsong.knobs import Whole, check_knobs, type_hints
-from partsong.reasoning.answers.arithmetic import ExpressionError, read_arithmetic
+from partsong.reasoning.answers.arithmetic import read_arithmetic
+from partsong.reasoning.answers.expression import ExpressionError
 from partsong.reasoning.answers.extract import final_expression
 from partsong.seeds import derive
 

@@ -25,7 +25,8 @@ from partsong.knobs import Count, Knobs, Number
 from partsong.reasoning.local.batch import Batch, BatchRow
 from partsong.reasoning.local.loading import load
 from partsong.reasoning.local.model import LocalModel
-from partsong.reasoning.local.prefix_tree import PrefixNode, PrefixTree, common_length
+from partsong.reasoning.local.prefix_node import PrefixNode
+from partsong.reasoning.local.prefix_tree import PrefixTree, common_length
 from partsong.reasoning.local.speculation.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
