@@ -122,13 +122,7 @@ class Drawing:
     watches = True
 
     def __init__(
-        self,
-        loaded: LoadedText,
-        stream: TextIO,
-        *,
-        live: bool,
-        colour: bool,
-        frame_seconds: float = FRAME_SECONDS,
+        self, loaded: LoadedText, stream: TextIO, *, live: bool, colour: bool, frame_seconds: float = FRAME_SECONDS
     ) -> None:
         self.stream, self.live, self.colour, self.frame_seconds = stream, live, colour, frame_seconds
         prompt = loaded.request.prompts[0]

@@ -131,18 +131,19 @@ def _rules() -> list[dict[str, Any]]:
 def _caches() -> list[dict[str, Any]]:
     from partsong.samplers.text import CACHES
 
-    return [
-        {"name": name, "options": _options(_defaults(kind)), "description": _first_line(kind)}
-        for name, kind in CACHES.items()
-    ]
+    return _described(CACHES)
 
 
 def _drafters() -> list[dict[str, Any]]:
     from partsong.reasoning.local.speculation.registry import DRAFTERS
 
+    return _described(DRAFTERS)
+
+
+def _described(kinds: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {"name": name, "options": _options(_defaults(kind)), "description": _first_line(kind)}
-        for name, kind in DRAFTERS.items()
+        for name, kind in kinds.items()
     ]
 
 

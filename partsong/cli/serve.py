@@ -160,12 +160,7 @@ def _runner(options: Serving, num_models: int) -> Any:
 
 def _settings(options: Serving) -> dict[str, Any]:
     memory = None if options.memory is None else 1e9 * options.memory
-    return {
-        "dtype": options.dtype,
-        "max_rows": options.max_rows,
-        "max_active": options.max_active,
-        "memory": memory,
-    }
+    return {"dtype": options.dtype, "max_rows": options.max_rows, "max_active": options.max_active, "memory": memory}
 
 
 def _picture_models(options: Serving, names: list[str], loras: dict[str, Path]) -> list[Any]:

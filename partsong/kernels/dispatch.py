@@ -19,16 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.kernels.backends import (
-    cpu_flash,
-    cuda,
-    flash3,
-    flex,
-    gluon_attention,
-    naive,
-    triton_attention,
-    xformers,
-)
+from partsong.kernels.backends import cpu_flash, cuda, flash3, flex, gluon_attention, naive, triton_attention, xformers
 from partsong.kernels.call import Call
 from partsong.kernels.merge import merge
 from partsong.kernels.tuned import tuned

@@ -102,12 +102,7 @@ def group_norm_apply(
 
 
 def adaptive_layer_norm(
-    x: Tensor,
-    shift: Tensor | None,
-    scale: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
+    x: Tensor, shift: Tensor | None, scale: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     """Returns (1 + scale) * (n * weight + bias) + shift, with n the layer norm of x `[B, L, C]`."""
     dtype = accumulator(x, shift, scale, weight, bias)

@@ -19,14 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-__all__ = [
-    "VARIANTS",
-    "group_norm_apply",
-    "group_norm_stats",
-    "num_warps",
-    "supports",
-    "variant",
-]
+__all__ = ["VARIANTS", "group_norm_apply", "group_norm_stats", "num_warps", "supports", "variant"]
 
 #: Longest row that one program holds in registers without spilling.
 MAX_ROW = 8192

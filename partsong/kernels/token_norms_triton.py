@@ -131,11 +131,7 @@ def _launch_layer_norm(
 
 @triton.jit
 def _load_pairs(
-    rows: tl.tensor,
-    valid: tl.tensor,
-    size: tl.constexpr,
-    block: tl.constexpr,
-    interleaved: tl.constexpr,
+    rows: tl.tensor, valid: tl.tensor, size: tl.constexpr, block: tl.constexpr, interleaved: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Loads the first and second elements of the pairs in rows of `size` numbers, each `[rows, block / 2]` float32."""
     if interleaved:
@@ -175,11 +171,7 @@ def _store_pairs(
 
 @triton.jit
 def _load_table(
-    row: tl.tensor,
-    size: tl.constexpr,
-    block: tl.constexpr,
-    interleaved: tl.constexpr,
-    halved: tl.constexpr,
+    row: tl.tensor, size: tl.constexpr, block: tl.constexpr, interleaved: tl.constexpr, halved: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Loads a row of cos or sin for first and second elements of every pair, each `[1, block / 2]` float32."""
     zero = tl.arange(0, 1)[:, None]

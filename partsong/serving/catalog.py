@@ -95,11 +95,7 @@ def usual_strategy(source: PipelineSource, nproc: int) -> tuple[tuple[str, ...],
     subject, _ = subject_for(str(source.folder))
     known = source.defaults
     advice = advise(
-        subject,
-        machine,
-        height=known.get("height"),
-        width=known.get("width"),
-        steps=known.get("num_inference_steps"),
+        subject, machine, height=known.get("height"), width=known.get("width"), steps=known.get("num_inference_steps")
     )
     return (tuple(advice.choice.strategy.split()) if advice.choice.strategies else ()), advice.sentence
 

@@ -27,6 +27,7 @@ from partsong.knobs import Count, check_knobs, type_hints
 from partsong.samplers.text.heads import barred, log_probs
 from partsong.samplers.text.loading import load_text_model
 from partsong.samplers.text.model import TextAdapter, TextModel
+from partsong.samplers.text.request import row_seeds
 
 __all__ = ["Likelihood", "chain_log_likelihood", "log_likelihood"]
 
@@ -110,7 +111,7 @@ def log_likelihood(
     model, prompts, answers = _checked(model, adapter, prompts, answers)
     check_knobs(type_hints(log_likelihood), {"num_pairs": num_pairs, "batch_size": batch_size, "masks": masks})
     exact, jobs = model.adapter.noise == "none", []
-    for row, row_seed in enumerate(_row_seeds(seed, len(prompts))):
+    for row, row_seed in enumerate(row_seeds(seed, len(prompts), "answers")):
         prompt, answer = prompts[row], answers[row]
         for number, (start, end) in enumerate(_segments(model, len(prompt), len(answer))):
             draws: list[list[Draw]] = [[(tuple(range(end - start)), float(end - start))]]
@@ -230,14 +231,6 @@ def _rows(name: str, rows: Sequence[Sequence[int]], model: TextModel) -> list[li
         if wrong:
             raise ArgumentError(f"{name} {number} has token {wrong[0]}, but the model has {model.vocab_size} tokens")
     return token_rows
-
-
-def _row_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
-    if isinstance(seed, int):
-        return [seeds.derive(seed, "row", row) for row in range(rows)]
-    if len(seed) != rows:
-        raise ArgumentError(f"seed lists {len(seed)} seeds for {rows} answers; give one for each, or a single one")
-    return [seeds.check_seed(one) for one in seed]
 
 
 # --- forwards ---------------------------------------------------------------------------------------------------------

@@ -148,11 +148,7 @@ def _evaluate_on_pool(job: ReasoningJob, pool: Pool, texts: Sequence[str]) -> li
 
 
 async def _evaluate_live(
-    job: ReasoningJob,
-    text: str,
-    engine: Engine,
-    journal: Journal | None,
-    on_outcome: Callable[[Outcome], None] | None,
+    job: ReasoningJob, text: str, engine: Engine, journal: Journal | None, on_outcome: Callable[[Outcome], None] | None
 ) -> list[Outcome]:
     name = "".join(letter if letter.isalnum() else "-" for letter in text)
     return await evaluate(

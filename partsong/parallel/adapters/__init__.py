@@ -15,18 +15,7 @@ from typing import Any
 from torch import nn
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.adapters import (
-    audio,
-    cross,
-    joint,
-    pairs,
-    sequences,
-    temporal,
-    uncut,
-    unet,
-    video,
-    video_2026,
-)
+from partsong.parallel.adapters import audio, cross, joint, pairs, sequences, temporal, uncut, unet, video, video_2026
 from partsong.parallel.adapters.infer import inferred
 from partsong.parallel.adapters.row import Adapter, Frames, Mixing, Split, places
 from partsong.plugins import Registry

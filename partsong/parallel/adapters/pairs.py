@@ -42,10 +42,7 @@ ROWS = (
         model="HunyuanImageTransformer2DModel",
         # The layers that refine the text alone stay whole, and so does the mask of picture and text.
         attention=HUNYUAN_ATTENTION,
-        splits={
-            "rope": rotary(0),
-            "transformer_blocks.0": PAIR,
-        },
+        splits={"rope": rotary(0), "transformer_blocks.0": PAIR},
         gather=PROJECTED,
         blocks={"transformer_blocks": BOTH, "single_transformer_blocks": BOTH},
         batched=names(
@@ -101,10 +98,7 @@ ROWS = (
         family="JoyImage",
         model="JoyImageEditTransformer3DModel",
         attention={"double_blocks.*.attn": (IMAGE, TEXT)},
-        splits={
-            "double_blocks.0": PAIR,
-            "double_blocks.*": {"image_rotary_emb": Split(dim=0)},
-        },
+        splits={"double_blocks.0": PAIR, "double_blocks.*": {"image_rotary_emb": Split(dim=0)}},
         gather=PROJECTED,
         blocks={"double_blocks": BOTH},
     ),
@@ -112,10 +106,7 @@ ROWS = (
         family="JoyImage Plus",
         model="JoyImageEditPlusTransformer3DModel",
         attention={"double_blocks.*.attn": (IMAGE, TEXT)},
-        splits={
-            "double_blocks.0": PAIR,
-            "double_blocks.*": {"image_rotary_emb": TOKENS},
-        },
+        splits={"double_blocks.0": PAIR, "double_blocks.*": {"image_rotary_emb": TOKENS}},
         gather=PROJECTED,
         blocks={"double_blocks": BOTH},
         batched=names("hidden_states timestep encoder_hidden_states encoder_hidden_states_mask shape_list"),

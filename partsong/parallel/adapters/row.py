@@ -12,18 +12,7 @@ from torch import nn
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters.turns import FrameTurns
 
-__all__ = [
-    "IMAGE",
-    "JOINT",
-    "TEXT",
-    "Adapter",
-    "Factored",
-    "Frames",
-    "Mixing",
-    "Split",
-    "places",
-    "read_class_plan",
-]
+__all__ = ["IMAGE", "JOINT", "TEXT", "Adapter", "Factored", "Frames", "Mixing", "Split", "places", "read_class_plan"]
 
 #: Token streams: the picture's tokens, the text's, and both in one sequence that a model joins by itself.
 IMAGE, TEXT, JOINT = "image", "text", "joint"

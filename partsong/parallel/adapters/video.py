@@ -63,10 +63,7 @@ ROWS = (
         model="CogVideoXTransformer3DModel",
         attention={"transformer_blocks.*.attn1": (TEXT, IMAGE)},
         # Sine and cosine positions are added while text and video are one sequence, which is not cut yet.
-        splits={
-            "": {"image_rotary_emb": Split(dim=0, optional=True)},
-            "transformer_blocks.0": PAIR,
-        },
+        splits={"": {"image_rotary_emb": Split(dim=0, optional=True)}, "transformer_blocks.0": PAIR},
         gather=PROJECTED,
         blocks={"transformer_blocks": BOTH},
         shared=("image_rotary_emb",),
@@ -80,10 +77,7 @@ ROWS = (
         model="ConsisIDTransformer3DModel",
         # The face is read by cross-attention between blocks, and by layers of its own before them.
         attention={"transformer_blocks.*.attn1": (TEXT, IMAGE)},
-        splits={
-            "": {"image_rotary_emb": Split(dim=0, optional=True)},
-            "transformer_blocks.0": PAIR,
-        },
+        splits={"": {"image_rotary_emb": Split(dim=0, optional=True)}, "transformer_blocks.0": PAIR},
         # After its blocks it drops as many tokens as the whole text has.
         gather={"transformer_blocks.-1": Split(dim=1, stream=TEXT, items=(1,)), "proj_out": TOKENS},
         blocks={"transformer_blocks": BOTH},

@@ -89,11 +89,7 @@ def bytes_by_step(
 
 class _Account:
     def __init__(
-        self,
-        plan: PlanState,
-        denoisers: Sequence[Denoiser],
-        coders: Sequence[Coder],
-        controlnets: Sequence[ControlNet],
+        self, plan: PlanState, denoisers: Sequence[Denoiser], coders: Sequence[Coder], controlnets: Sequence[ControlNet]
     ) -> None:
         self.plan, self.denoisers, self.coders, self.controlnets = plan, denoisers, coders, controlnets
         self.degrees, self.world_size = plan.mesh.degrees, plan.mesh.world_size

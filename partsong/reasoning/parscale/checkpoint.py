@@ -157,10 +157,7 @@ def _settings(folder: Path) -> tuple[dict[str, Any], str]:
 
 def _streams(settings: dict[str, Any], model: PreTrainedModel, state: dict[str, Tensor]) -> StreamWeights:
     weights = StreamWeights.new(
-        model,
-        settings[_NUM],
-        prefix_length=settings.get(_LENGTH, 48),
-        smoothing=settings.get(_SMOOTHING, 0.01),
+        model, settings[_NUM], prefix_length=settings.get(_LENGTH, 48), smoothing=settings.get(_SMOOTHING, 0.01)
     )
     weights.load_published(state)
     return weights.eval()

@@ -37,10 +37,7 @@ class Law:
 
 #: Laws fitted to the losses that the paper publishes (0.5 to 4.4 billion parameters, P = 1 to 8): R^2 0.998 and 0.999.
 #: Beyond that range, and most of all for small models, they extrapolate.
-LAWS = {
-    "stack-v2-python": Law(0.691, 0.0112, 0.189, 0.393),
-    "pile": Law(1.289, 0.1976, 0.196, 0.334),
-}
+LAWS = {"stack-v2-python": Law(0.691, 0.0112, 0.189, 0.393), "pile": Law(1.289, 0.1976, 0.196, 0.334)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,12 +114,7 @@ class LocalServer:
         guarded = [sys.executable, "-P", parent.__file__, str(_GRACE), *self.recipe.command(port)]
         environment = {**os.environ, **self.recipe.environment}
         self._process = subprocess.Popen(
-            guarded,
-            stdin=subprocess.PIPE,
-            stdout=self._log,
-            stderr=self._log,
-            env=environment,
-            start_new_session=True,
+            guarded, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log, env=environment, start_new_session=True
         )
         until = time.monotonic() + self.seconds
         try:

@@ -81,9 +81,7 @@ def flow_estimate(velocity: Callable[[Tensor, float], Tensor]) -> Callable[[Tens
 
 
 def consistency(
-    estimate: Callable[[Tensor, float], Tensor],
-    noise: Callable[[int], Tensor],
-    times: Sequence[float],
+    estimate: Callable[[Tensor, float], Tensor], noise: Callable[[int], Tensor], times: Sequence[float]
 ) -> Tensor:
     """Samples with a consistency model: at every time a clean estimate, then fresh noise for the next time.
 

@@ -32,10 +32,7 @@ from partsong.samplers.structure_guidance.strategy import GuidedPatches, PatchGr
 __all__ = ["structure_guidance"]
 
 _NO_CALLBACK = "what it changes would not reach the small picture; leave it out"
-_REFUSED = {
-    "callback_on_step_end": _NO_CALLBACK,
-    "callback": _NO_CALLBACK,
-}
+_REFUSED = {"callback_on_step_end": _NO_CALLBACK, "callback": _NO_CALLBACK}
 
 
 @torch.no_grad()
@@ -60,12 +57,7 @@ def structure_guidance(plan: Plan, strategy: StructureGuidance, **arguments: Any
 
 class _Loop:
     def __init__(
-        self,
-        plan: Plan,
-        strategy: StructureGuidance,
-        form: PictureForm,
-        arguments: dict[str, Any],
-        stack: ExitStack,
+        self, plan: Plan, strategy: StructureGuidance, form: PictureForm, arguments: dict[str, Any], stack: ExitStack
     ) -> None:
         self.plan, self.strategy, self.form, self.arguments, self.stack = plan, strategy, form, arguments, stack
         self.denoiser, patches = plan.denoisers[0], plan.denoisers[0].cut

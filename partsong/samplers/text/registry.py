@@ -18,13 +18,7 @@ RULES = {
 }
 
 #: Cache classes by name, without the word: ``none``, ``prefix`` ...
-CACHES = {
-    "none": NoCache,
-    "prefix": PrefixCache,
-    "dual": DualCache,
-    "delayed": DelayedCache,
-    "vicinity": VicinityCache,
-}
+CACHES = {"none": NoCache, "prefix": PrefixCache, "dual": DualCache, "delayed": DelayedCache, "vicinity": VicinityCache}
 
 
 def parse_rule(text: str) -> Rule:

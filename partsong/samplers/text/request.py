@@ -26,7 +26,7 @@ from partsong.samplers.text.rules import EntropyBound
 from partsong.samplers.text.rules_revising import Renoise
 from partsong.samplers.text.views import Probe
 
-__all__ = ["DecodeRequest", "check_request"]
+__all__ = ["DecodeRequest", "check_request", "row_seeds"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +82,7 @@ def check_request(
         cache=cache,
         grid=_grid(model.adapter, block_size, open_blocks, open_at),
         temperature=float(temperature),
-        row_seeds=_row_seeds(seed, len(prompts)),
+        row_seeds=row_seeds(seed, len(prompts)),
         stop_token_ids=_stop_tokens(stop_token_ids, model),
         probe=probe,
         verify=verify,
@@ -304,9 +304,10 @@ def _grid(adapter: TextAdapter, block_size: int | None, open_blocks: int, open_a
     return replace(grid, block_size=block_size or adapter.block_size, origin=adapter.block_origin)
 
 
-def _row_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
+def row_seeds(seed: int | Sequence[int], rows: int, noun: str = "prompts") -> list[int]:
+    """Returns a seed for each row, of one seed or a list of them; `noun` is what rows are called in an error."""
     if isinstance(seed, int):
         return [seeds.derive(seed, "row", row) for row in range(rows)]
     if len(seed) != rows:
-        raise ArgumentError(f"seed lists {len(seed)} seeds for {rows} prompts; give one for each, or a single one")
+        raise ArgumentError(f"seed lists {len(seed)} seeds for {rows} {noun}; give one for each, or a single one")
     return [seeds.check_seed(one) for one in seed]

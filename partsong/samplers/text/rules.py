@@ -14,17 +14,7 @@ from torch import Tensor
 from partsong.knobs import Count, Number, Share, check_value
 from partsong.samplers.text.rule import Choice, Rule, View, commit, rank_of, within_entropy
 
-__all__ = [
-    "Dependency",
-    "Entropy",
-    "EntropyBound",
-    "Factor",
-    "Hierarchy",
-    "KLStable",
-    "LLaDA",
-    "Quota",
-    "Threshold",
-]
+__all__ = ["Dependency", "Entropy", "EntropyBound", "Factor", "Hierarchy", "KLStable", "LLaDA", "Quota", "Threshold"]
 
 
 #: An entropy, a divergence or a mutual information.

@@ -147,12 +147,7 @@ class Views:
             both = real & self.last[1].gather(1, index)
             head, old = self.model.head, self.last[0].gather(1, wide)
             divergence[both] = token_divergence(
-                hidden[both],
-                old[both],
-                head.weight,
-                bias=self.bias,
-                softcap=head.softcap,
-                logit_scale=head.logit_scale,
+                hidden[both], old[both], head.weight, bias=self.bias, softcap=head.softcap, logit_scale=head.logit_scale
             ).to(divergence.dtype)
         self.last = (now, seen)
         return divergence

@@ -60,12 +60,7 @@ def rehearse(
 
 class _Rehearsing:
     def __init__(
-        self,
-        call: PausedCall,
-        key: str,
-        evaluate: Callable[[dict[str, Any]], Any],
-        seed: int,
-        num_steps: int | None,
+        self, call: PausedCall, key: str, evaluate: Callable[[dict[str, Any]], Any], seed: int, num_steps: int | None
     ) -> None:
         self.call, self.key, self.evaluate, self.num_steps = call, key, evaluate, num_steps
         self.name = type(call.pipe).__name__

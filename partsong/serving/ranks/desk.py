@@ -39,12 +39,7 @@ class Desk:
     """
 
     def __init__(
-        self,
-        can_join: Callable[[tuple[str, ...]], bool],
-        *,
-        max_rows: int,
-        max_active: int,
-        room: int | None = None,
+        self, can_join: Callable[[tuple[str, ...]], bool], *, max_rows: int, max_active: int, room: int | None = None
     ) -> None:
         self.waiting: list[JobWork] = []
         self.standings: dict[str, Standing] = {}

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from partsong.kernels.attention_tangent import directional_derivative
+from partsong_zoo.training.attention_tangent import directional_derivative
 
 __all__ = [
     "LAST_TIME",

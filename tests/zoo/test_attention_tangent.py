@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.kernels.attention_tangent import attention_tangent, directional_derivative
 from partsong_zoo.shapes.model import build_transformer
+from partsong_zoo.training.attention_tangent import attention_tangent, directional_derivative
 
 
 def draws(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
