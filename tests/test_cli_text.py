@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from partsong import zoo
 from partsong.cli import main
 from partsong.cli.draw_text import Drawing, viewer
 from partsong.cli.screen import printable
-from partsong.cli.text_pieces import Pieces
 from partsong.samplers.text import Event, Step
 
 KEYS = {
@@ -293,17 +292,6 @@ def test_a_terminal_without_show_sees_the_text_grow(monkeypatch: pytest.MonkeyPa
     assert seen == ["", "b d"]
     shown.end("b d")
     assert stream.getvalue() == "b d\n"
-
-
-def test_parts_of_a_character_are_spelled_together() -> None:
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    bytewise = Tokenizer(models.BPE({letter: number for number, letter in enumerate(sorted(letters))}, []))
-    bytewise.pre_tokenizer, bytewise.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=bytewise)
-    ids: list[int | None] = list(made("aé語", add_special_tokens=False).input_ids)
-    pieces = Pieces(made, None, None, "░")
-    assert pieces(ids) == ["a", "é語", "", "", "", ""]
-    assert pieces([ids[0], None, ids[0], *ids[1:3]]) == ["a", "░", "a", "é", ""]
 
 
 def test_nothing_in_a_text_steers_the_terminal() -> None:
