@@ -1,10 +1,11 @@
 """Holds what partsong knows of each architecture as data: where tokens enter and leave, and which attention mixes them.
 
-To support a new transformer, add a row to `cross`, `joint`, `pairs` or `sequences`. Video transformers go to `video`
-or `video_2026`, those of sounds to `audio`, those whose input stays whole to `uncut`, UNets to `unet`, and UNets with
-temporal layers to `temporal`. Other packages add rows by entry points (see `partsong.plugins`). Where a diffusers class
-has a context-parallel plan of its own (``_cp_plan``), a row may leave out `splits` and `gather`; they are then read
-from that plan. A plain model without a row gets an inferred one, which its first call checks.
+To support a new transformer, add a row to `cross`, `joint`, `pairs` or `sequences`. Video transformers go to `video` or
+`video_2026`, those of sounds to `audio`, those whose input stays whole to `uncut`, UNets to `unet`, and UNets with
+temporal layers to `temporal`. Cuts that many rows share have names in `shared_cuts`. Other packages add rows by entry
+points (see `partsong.plugins`). Where a diffusers class has a context-parallel plan of its own (``_cp_plan``), a row
+may leave out `splits` and `gather`; they are then read from that plan. A plain model without a row gets an inferred
+one, which its first call checks.
 """
 
 from __future__ import annotations

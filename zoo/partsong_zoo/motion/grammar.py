@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 
 import numpy as np
 
@@ -17,8 +16,8 @@ from partsong_zoo.motion.world import (
     MovingItem,
     MovingScene,
     draw_scene,
-    generator,
 )
+from partsong_zoo.shapes.grammar import fresh_captions, held_out
 
 _SIZES = tuple(word for word in SIZES if word)
 _SPEEDS = tuple(word for word in SPEEDS if word)
@@ -37,11 +36,6 @@ _OBJECT = re.compile(
 )
 _JOINT = re.compile(r"(?: , and| ,| and) ")
 _MAX_OBJECTS = 2
-
-
-def held_out(caption: str) -> bool:
-    """Returns whether a caption belongs to the eighth of all sentences that training never shows."""
-    return zlib.crc32(caption.encode()) % 8 == 0
 
 
 def _normal(caption: str) -> str:
@@ -108,23 +102,8 @@ def describe(scene: MovingScene, rng: np.random.Generator) -> str:
 
 
 def captions(num: int, seed: int) -> list[str]:
-    """Draws captions, none of which training has shown.
-
-    Every caption is a function of (`seed`, its index) alone, and belongs to the eighth of the sentences (by checksum)
-    that the training recipe leaves out.
-
-    Args:
-        num: How many.
-        seed: Any non-negative integer.
-    """
-    return [_caption(seed, index) for index in range(num)]
-
-
-def _caption(seed: int, index: int) -> str:
-    rng = generator(41, seed, index)
-    while not held_out(caption := write(draw_scene(rng))):
-        pass
-    return caption
+    """Draws captions, none of which training has shown; see `partsong_zoo.shapes.captions`."""
+    return fresh_captions(num, 41, seed, lambda rng: write(draw_scene(rng)))
 
 
 def training_scene(rng: np.random.Generator, pairs: float = 0.25) -> MovingScene:

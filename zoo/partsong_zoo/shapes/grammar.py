@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -163,12 +164,15 @@ def captions(num: int, seed: int) -> list[str]:
         num: How many.
         seed: Any non-negative integer.
     """
-    return [_caption(seed, index) for index in range(num)]
+    return fresh_captions(num, 1, seed, lambda rng: describe(draw_things(rng), rng, fresh=True))
 
 
-def _caption(seed: int, index: int) -> str:
-    rng = generator(1, seed, index)
-    while True:
-        caption = describe(draw_things(rng), rng, fresh=True)
-        if caption is not None:
-            return caption
+def fresh_captions(num: int, task: int, seed: int, draw: Callable[[np.random.Generator], str | None]) -> list[str]:
+    """Draws captions as `captions` does: caption i is the first that `draw` makes with the noise of (task, seed, i)."""
+
+    def one(rng: np.random.Generator) -> str:
+        while (caption := draw(rng)) is None or not held_out(caption):
+            pass
+        return caption
+
+    return [one(generator(task, seed, index)) for index in range(num)]
