@@ -13,10 +13,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.text.curves import SWEEPS, curve, scores, sweep
 from partsong.errors import ArgumentError
 from partsong.evals import parallelbench as bench
 from partsong.evals.parallelbench import BenchProblem, Facts, problems, score, tasks
-from partsong.evals.parallelbench.curves import SWEEPS, curve, scores, sweep
 from partsong.evals.parallelbench.runner import ask, reads_lists, run
 from partsong.knobs import format_knobs
 from partsong.samplers.text import CACHES, RULES, DelayedCache, Quota, TextAdapter, parse_cache, parse_rule
@@ -44,7 +44,7 @@ def written(*people: str) -> str:
 def test_no_torch_is_loaded_for_problems_and_scores() -> None:
     code = (
         "import sys; from partsong.evals import parallelbench as b\n"
-        "from partsong.evals.parallelbench import aup, curves\n"
+        "from partsong.evals.parallelbench import aup\n"
         "p = b.problems('sudoku', 2)[1]; assert b.score(p, p.answer)['score'] == 1.0\n"
         "p = b.problems('sort', 2, language='lists')[1]; assert b.score(p, p.answer)['score'] == 1.0\n"
         "raise SystemExit('torch' in sys.modules)"

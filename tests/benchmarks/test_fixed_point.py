@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.steps.chords import chords
+from benchmarks.steps.parareal import parareal
+from benchmarks.steps.reused_outputs import reused_outputs
 from partsong.errors import ArgumentError
-from partsong.samplers.denoising.chords import chords
 from partsong.samplers.denoising.fixed_point import Evaluate, StepRule, drafts, picard, serial
-from partsong.samplers.denoising.parareal import parareal
-from partsong.samplers.denoising.reused_outputs import reused_outputs
 
 SIZE, CENTRES, SPREAD = 48, 384, 0.15
 
