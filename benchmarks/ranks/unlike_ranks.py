@@ -211,7 +211,7 @@ def main(config: Config) -> None:
         for row in rows
     ]
     spreads = {f"{row['model']} {row['strategy']} {row['cut']}": row["spread"] for row in rows}
-    title = "Ranks that are unlike, cut by their shares"
+    title = "Uneven GPUs, cut by their shares"
     table = markdown_table(columns, lines)
     file_result(config.out, __file__, rows, title, note, table, spreads=spreads)
 

@@ -203,7 +203,7 @@ def refuse_shares(strategies: Sequence[Strategy], degrees: Mapping[str, int], sh
         why = f"only {' and '.join(used)} is cut unevenly, and all places along it have the same share"
     raise ArgumentError(
         f"shares=({', '.join(f'{share:g}' for share in shares)}) change nothing: {why}; leave them out, or cut tokens "
-        "or rows over the ranks that are unlike, with a strategy such as Ulysses"
+        "or rows over uneven ranks, with a strategy such as Ulysses"
     )
 
 
