@@ -124,7 +124,7 @@ def _server(options: Serving, key: str | None) -> Any:
     return Server(
         models=models,
         runner=_runner(options, len(pictures)),
-        replicas=options.replicas or 1,
+        num_replicas=options.replicas or 1,
         texts={
             Path(name).name: LocalText(
                 TextSpec(name=Path(name).name, model=name, dtype=options.dtype, threads=options.threads)

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests for chats and texts, and refuses what would be ignored."""
+"""Reads the bodies of requests for chats and texts, and refuses fields that would be ignored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partsong.serving.texts.limits import TextLimits
 
 __all__ = ["AnswerBody", "ChatBody", "ChatMessageBody", "StreamOptionsBody", "TextBody", "read_body", "read_fields"]
 
-#: Fields of the API that change nothing here, with the values that ask for nothing; other values are refused.
+#: Fields of the API that have no effect here, with their neutral values; other values are refused.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "echo": (None, False),
@@ -52,7 +52,7 @@ class _PartBody(_Body):
 
 
 class ChatMessageBody(_Body):
-    """Holds a message of a chat. The fields that replies have and requests do not need may stand there, empty."""
+    """Holds a message of a chat. Fields that only replies need may be present if they are empty."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[_PartBody]
@@ -71,7 +71,7 @@ class ChatMessageBody(_Body):
 
 
 class StreamOptionsBody(_Body):
-    """Says what a stream brings besides the text."""
+    """Says what a stream contains besides the text."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -104,7 +104,7 @@ class AnswerBody(_Body):
 
     @property
     def options(self) -> StreamOptionsBody:
-        """Returns what a stream brings besides the text."""
+        """Returns what a stream contains besides the text."""
         return self.stream_options or StreamOptionsBody()
 
     @property
@@ -184,7 +184,7 @@ def read_fields(body: bytes) -> dict[str, Any]:
     """Reads the body of a request as a JSON object.
 
     Raises:
-        ApiError: it is none.
+        ApiError: it is not a JSON object.
     """
     try:
         fields = json.loads(body)
@@ -215,7 +215,8 @@ def read_body(kind: type[AnyBody], fields: dict[str, Any]) -> AnyBody:
 def _refused(kind: type[AnswerBody], error: ValidationError) -> ApiError:
     """Returns the first thing that is wrong with a body, in words."""
     errors = error.errors(include_url=False, include_context=False)
-    # A list where a text may stand as well is first compared with the text, which says nothing of what is wrong in it.
+    # Where a field may be a text or a list, pydantic's first error compares a list with the text and says nothing
+    # useful.
     first = next((each for each in errors if each["type"] != "string_type"), errors[0])
     place = [part for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")]
     param = ".".join(map(str, place))

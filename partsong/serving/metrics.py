@@ -31,7 +31,7 @@ class Metrics:
         self.steps = Counter("partsong_steps", "Denoising steps made", both, registry=registry)
         self.bytes_sent = Counter("partsong_bytes_sent", "Bytes between ranks", both, registry=registry)
         self.ended = Counter("partsong_requests", "Jobs by how they ended", ("model", "status"), registry=registry)
-        self.restarts = Counter("partsong_restarts", "Starts of a group after its first", model, registry=registry)
+        self.restarts = Counter("partsong_restarts", "Starts of a replica after its first", model, registry=registry)
 
         self.replicas = Gauge("partsong_replicas_ready", "Groups of ranks that are ready", model, registry=registry)
 

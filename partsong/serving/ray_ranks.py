@@ -1,4 +1,4 @@
-"""Runs the ranks of a group as actors on a Ray cluster. Importing this does not load Ray."""
+"""Runs the ranks of a replica as actors on a Ray cluster. Importing this does not load Ray."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from partsong.parallel.ranks.blame import BLAMED_GRACE, GRACE, RankReport, first
 from partsong.parallel.ranks.launch import portable
 from partsong.reasoning.cluster.joining import import_ray, join_cluster
 from partsong.reasoning.cluster.place import last_line
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
 from partsong.serving.runners import RankRunner
 
 __all__ = ["RankSeat", "ray_runner"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks at what the cluster says.
+#: Seconds between two polls of the cluster.
 _LOOK = 0.5
-#: Seconds that ranks have to end by themselves when the server closes.
+#: Seconds that ranks get to end by themselves when the server closes.
 _CLOSING = 3.0
 
 
 def ray_runner(address: str | None, *, ranks: int, threads: int | None) -> RankRunner:
-    """Connects this process to a Ray cluster and returns what runs ranks there.
+    """Connects this process to a Ray cluster and returns a runner of ranks there.
 
     Args:
         address: as for `join_cluster`.
@@ -62,7 +62,7 @@ class RankSeat:
     Attributes:
         node: address of its node.
         process: number of its process.
-        gpus: of the node, which Ray has given to it.
+        gpus: those of the node that Ray has assigned to it.
     """
 
     node: str
@@ -71,7 +71,7 @@ class RankSeat:
 
 
 class _RankActor:
-    """Is one rank, in a process of its own on some node."""
+    """Runs one rank, in a process of its own on some node."""
 
     def seat(self) -> RankSeat:
         """Says where this actor runs."""
@@ -80,7 +80,7 @@ class _RankActor:
         gpus = tuple(map(str, ray.get_gpu_ids()))
         return RankSeat(node=ray.util.get_node_ip_address(), process=os.getpid(), gpus=gpus)
 
-    def run(self, settings: GroupSettings, environment: dict[str, str]) -> RankReport:
+    def run(self, settings: ReplicaSettings, environment: dict[str, str]) -> RankReport:
         """Serves until the server asks the ranks to end; returns what this rank raised, if anything."""
         import ray
 
@@ -99,13 +99,13 @@ class _RankActor:
             return RankReport(error=portable(error), trace=traceback.format_exc())
 
 
-def _run_ranks(settings: GroupSettings, nproc: int, closing: threading.Event) -> None:
+def _run_ranks(settings: ReplicaSettings, nproc: int, closing: threading.Event) -> None:
     """Runs ranks as actors, each in a bundle of one placement group, until all of them have ended or one has failed.
 
-    While the cluster has no room the placement group waits: so a replica comes when a node joins.
+    While the cluster has no room the placement group waits, so a replica starts when a node joins.
 
     Raises:
-        PartsongError: what ended the ranks, if nobody asked them to.
+        PartsongError: the ranks ended unasked.
     """
     ray = import_ray()
     try:
@@ -129,7 +129,7 @@ def _run_ranks(settings: GroupSettings, nproc: int, closing: threading.Event) ->
 
 
 def _has_room(group: Any, closing: threading.Event) -> bool:
-    """Waits until the cluster has room for a placement group; says whether it has, or the server closes first."""
+    """Waits until the cluster has room for a placement group; returns False if the server closes first."""
     has_told = False
     while not group.wait(_LOOK):
         if closing.is_set():
@@ -141,7 +141,7 @@ def _has_room(group: Any, closing: threading.Event) -> bool:
 
 
 def _seats(ray: Any, actors: Sequence[Any], closing: threading.Event) -> list[RankSeat] | None:
-    """Waits until all actors are there and returns where they are; None when the server closes before that."""
+    """Waits until all actors run and returns where; None when the server closes first."""
     asked = [actor.seat.remote() for actor in actors]
     while not closing.is_set():
         done, _ = ray.wait(asked, num_returns=len(asked), timeout=_LOOK)
@@ -150,8 +150,8 @@ def _seats(ray: Any, actors: Sequence[Any], closing: threading.Event) -> list[Ra
     return None
 
 
-def _bundles(ray: Any, settings: GroupSettings, nproc: int) -> list[dict[str, float]]:
-    """Returns what each rank needs: a GPU where the cluster has some, and its threads' cores elsewhere."""
+def _bundles(ray: Any, settings: ReplicaSettings, nproc: int) -> list[dict[str, float]]:
+    """Returns what each rank needs: a GPU where the cluster has GPUs, and cores for its threads elsewhere."""
     if ray.cluster_resources().get("GPU", 0.0):
         return [{"GPU": 1.0}] * nproc
     return [{"CPU": float(settings.threads or 1)}] * nproc
@@ -175,7 +175,7 @@ def _actors(ray: Any, group: Any, nproc: int) -> list[Any]:
 
 
 class _Watch:
-    """Starts ranks in actors that are there, and waits until all have ended, or one has failed.
+    """Starts ranks in running actors, and waits until all have ended, or one has failed.
 
     Args:
         actors: in the order of ranks.
@@ -188,7 +188,7 @@ class _Watch:
         self._reports: dict[int, RankReport] = {}
         self._died: dict[int, str] = {}
 
-    def run(self, settings: GroupSettings) -> None:
+    def run(self, settings: ReplicaSettings) -> None:
         """Runs them.
 
         Raises:
@@ -197,7 +197,7 @@ class _Watch:
         import ray
         from torch.distributed import TCPStore
 
-        # It lives here, and so outlives any rank. Port 0 lets the system choose.
+        # It lives in this process, and so outlives any rank. Port 0 lets the system choose.
         address = ray.util.get_node_ip_address()
         store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
         environments = _environments(self._seats, address, store.port)
@@ -234,7 +234,7 @@ class _Watch:
 
 
 def _environments(seats: Sequence[RankSeat], address: str, port: int) -> list[dict[str, str]]:
-    """Returns the variables that each rank finds the others with, as torchrun sets them."""
+    """Returns the environment variables by which each rank finds the others, as torchrun sets them."""
     by_node: dict[str, list[int]] = {}
     for rank, seat in enumerate(seats):
         by_node.setdefault(seat.node, []).append(rank)
@@ -258,7 +258,7 @@ def _environments(seats: Sequence[RankSeat], address: str, port: int) -> list[di
 
 
 def _interface(address: str) -> str | None:
-    """Returns the network interface that has an address, by which other nodes reach this one; None for none."""
+    """Returns the network interface with the address at which other nodes reach this one; None if there is none."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
