@@ -8,7 +8,7 @@ import sys
 
 __all__ = ["end_with_parent", "outlive_parent"]
 
-#: Of Linux: which signal a process gets when the thread that started it ends.
+#: Linux's option of prctl for the signal that a process gets when the thread that started it ends.
 _PARENT_DEATH_SIGNAL = 1
 
 
@@ -18,7 +18,7 @@ def end_with_parent() -> None:
 
 
 def outlive_parent() -> None:
-    """Takes `end_with_parent` back."""
+    """Undoes `end_with_parent`."""
     _ask_for(0)
 
 

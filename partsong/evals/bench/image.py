@@ -160,14 +160,14 @@ def _cases(mixes: Mapping[str, Mix], module: nn.Module, nproc: int, peers: bool)
             cases.append(_Case(label, module, everyone=False))
             continue
         # What takes the place of weights must not take that of the other cases' too.
-        twin = copy.deepcopy(module) if any(strategy.cuts_weights for strategy in mix) else _twin(module)
-        parallelize(twin, *mix, mesh=Mesh(**mesh_for(mix, nproc)))
-        cases.append(_Case(label, twin, ours=True))
+        copied = copy.deepcopy(module) if any(strategy.cuts_weights for strategy in mix) else _sharing_weights(module)
+        parallelize(copied, *mix, mesh=Mesh(**mesh_for(mix, nproc)))
+        cases.append(_Case(label, copied, ours=True))
     for name, enable in PEERS.items() if peers else ():
-        twin = copy.deepcopy(module) if enable is diffusers_tensor else _twin(module)
+        copied = copy.deepcopy(module) if enable is diffusers_tensor else _sharing_weights(module)
         if enable is not diffusers_tensor or getattr(module, "_tp_plan", None) is not None:
-            enable(twin, nproc)
-            cases.append(_Case(name, twin))
+            enable(copied, nproc)
+            cases.append(_Case(name, copied))
     return cases
 
 
@@ -178,7 +178,7 @@ def _name(strategy: Strategy) -> str:
     return type(strategy).__name__ + (f"({', '.join(changed)})" if changed else "")
 
 
-def _twin(module: nn.Module) -> nn.Module:
+def _sharing_weights(module: nn.Module) -> nn.Module:
     """Copies a module but shares its weights, so that every case reads the same memory."""
     return copy.deepcopy(module, memo={id(p): p for p in module.parameters()})
 

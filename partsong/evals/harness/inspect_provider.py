@@ -1,4 +1,4 @@
-"""Runs ways to think as models of inspect_ai: ``inspect eval TASK --model partsong/MODEL -M strategy=...``.
+"""Runs thinking methods as models of inspect_ai: ``inspect eval TASK --model partsong/MODEL -M strategy=...``.
 
 ::
 
@@ -107,7 +107,7 @@ class ThinkingAPI(ModelAPI):
     ) -> None:
         super().__init__(model_name, base_url, api_key, [], config)
         if strategy is None:
-            raise ArgumentError("partsong needs a way to think: -M strategy=NAME[:KEY=VALUE;...], such as greedy")
+            raise ArgumentError("partsong needs a thinking method: -M strategy=NAME[:KEY=VALUE;...], such as greedy")
         if api_key is not None:
             raise ArgumentError(
                 "leave out api_key; the server's key is read from the environment variable OPENAI_API_KEY"

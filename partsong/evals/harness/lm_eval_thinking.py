@@ -1,4 +1,4 @@
-"""Runs ways to think as models of lm-evaluation-harness: ``lm_eval --model partsong --model_args strategy=...``.
+"""Runs thinking methods as models of lm-evaluation-harness: ``lm_eval --model partsong --model_args strategy=...``.
 
 With ``strategy=`` the model is a `ThinkingLM` instead of a `PartsongLM`. Releases of the harness up to 0.4.13 need the
 command line of `partsong.evals.harness.lm_eval_model`::

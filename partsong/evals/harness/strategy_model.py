@@ -1,4 +1,4 @@
-"""Answers chats of other harnesses with a way to think, and counts what that costs."""
+"""Answers chats of other harnesses with a thinking method, and counts what that costs."""
 
 from __future__ import annotations
 

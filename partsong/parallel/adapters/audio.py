@@ -1,4 +1,4 @@
-"""Lists transformers that make sound: its moments are the tokens."""
+"""Lists transformers that make sound; their tokens are moments in time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = (
         family="Stable Audio",
         model="StableAudioDiTModel",
         attention=row({"transformer_blocks.*.attn1": (IMAGE,)}),
-        # One token in front of the sound tells of the whole; the model adds and drops it.
+        # One token in front of the sound describes the whole; the model adds and drops it.
         splits=row(
             {
                 "transformer_blocks.0": row(hidden_states=_TOKENS),
@@ -38,7 +38,7 @@ ROWS = (
         family="Stable Audio 3",
         model="StableAudio3DiTModel",
         attention=row({"transformer_blocks.*.self_attn": (IMAGE,)}),
-        # Memory tokens stand in front of the sound; what is added to the sound has none for them.
+        # Memory tokens stand in front of the sound; what is added to the sound has no values for them.
         splits=row(
             {
                 "transformer_blocks.0": row(hidden_states=_TOKENS),
@@ -79,7 +79,7 @@ ROWS = (
                 "blocks.*": row(mask=Split(dim=1, optional=True), rope=Split(dim=0, optional=True)),
             }
         ),
-        # What came in is added once more at the end, so that gets all tokens.
+        # The input is added once more at the end, so that module gets all tokens.
         gather=row({"blocks.-1": _TOKENS}),
         batched=(
             "hidden_states",

@@ -1,6 +1,6 @@
 """Lists ControlNets, whose tokens or rows are cut as those of the model they steer.
 
-A row here says where the tokens of the picture and of the hint enter. They do not leave: what a rank computes is its
+A row here says where the tokens of the picture and of the hint enter. They do not leave: a rank computes its
 share of each residual. ControlNets without a row are computed whole on every rank.
 """
 
@@ -33,8 +33,8 @@ _OF_UNETS = ("ControlNetModel", "ControlNetUnionModel", "SparseControlNetModel")
 def _of_unet(model: str) -> Adapter:
     """Returns the row of a ControlNet that is the first half of a UNet.
 
-    Picture and hint are convolved whole, and what they add up to is cut before the first block and for the first
-    residual, which is made of it.
+    Picture and hint are convolved whole; their sum is cut before the first block and for the first residual, which is
+    made from it.
     """
     return Adapter(
         family="ControlNet of UNets",
@@ -62,7 +62,7 @@ ROWS: tuple[tuple[Adapter, Callable[[Any], bool]], ...] = (
             attention=row(
                 {"transformer_blocks.*.attn": (TEXT, IMAGE), "single_transformer_blocks.*.attn": (TEXT, IMAGE)}
             ),
-            # The text is cut behind its embedder: a net for several kinds of hints puts a token for the kind in front.
+            # The text is cut after its embedder: a net for several kinds of hints puts a token for the kind in front.
             splits=row(
                 {
                     "": {"hidden_states": _IMAGE, "img_ids": Split(dim=-2)},

@@ -14,7 +14,7 @@ _TEXT = Split(dim=1, stream=TEXT)
 _BOTH = ("encoder_hidden_states", "hidden_states")
 _ONE = ("hidden_states",)
 _SHARED_IDS = ("img_ids", "txt_ids")
-#: What HiDream's blocks read of the language model, layer by layer.
+#: Layers of the language model that HiDream's blocks read.
 _LAYER = "layer"
 _LAYERED = (IMAGE, TEXT, _LAYER, _LAYER)
 _FLUX_INPUTS = row(
@@ -98,7 +98,7 @@ ROWS = (
     Adapter(
         family="HunyuanImage",
         model="HunyuanImageTransformer2DModel",
-        # The layers that refine the text alone stay whole, and so does the mask of picture and text.
+        # The layers that refine only the text stay whole, and so does the mask of picture and text.
         attention=row({"transformer_blocks.*.attn": (IMAGE, TEXT), "single_transformer_blocks.*.attn": (IMAGE, TEXT)}),
         splits=row(
             {
@@ -245,7 +245,7 @@ ROWS = (
         ),
         layered=("encoder_hidden_states_llama3",),
     ),
-    # Here the text is attended to and does not attend: picture tokens alone pass through the blocks.
+    # Here the text is attended to and does not attend: only picture tokens pass through the blocks.
     Adapter(
         family="PRX",
         model="PRXTransformer2DModel",

@@ -47,7 +47,7 @@ ROWS = (
     Adapter(
         family="Bria FIBO 2",
         model="BriaFibo2Transformer2DModel",
-        # Picture tokens alone are refined first. The layers that sum up the text stay whole.
+        # Only picture tokens are refined first. The layers that summarise the text stay whole.
         attention=row({"noise_refiner.*.attention": (IMAGE,), "layers.*.attention": (JOINT,)}),
         splits=row(
             {

@@ -17,7 +17,7 @@ GATHER = row(conv_out=Split(dim=2))
 
 
 def cut_rows(*residuals: str) -> Mapping[str, Mapping[str | int, Split]]:
-    """Returns the cuts of a UNet: its rows behind the first convolution, and residuals that are given to it."""
+    """Returns the cuts of a UNet: its rows after the first convolution, and the residuals that it gets."""
     added = {"": row({name: Split(dim=2, optional=True) for name in residuals})} if residuals else {}
     return row({"conv_in": row({0: Split(dim=2, output=True)}), **added})
 
@@ -65,7 +65,7 @@ ROWS = (
         family="AudioLDM 2 UNet",
         model="AudioLDM2UNet2DConditionModel",
         rows=True,
-        # Where there is no text to read, the second attention of a block is one to the sound too.
+        # Without a text, the second attention of a block attends to the sound too.
         attention=row({path.replace("attn1", "attn*"): streams for path, streams in TRANSFORMERS.items()}),
         splits=cut_rows(),
         gather=GATHER,

@@ -41,7 +41,7 @@ ROWS = (
                 "blocks.*": row(temb=Split(dim=2, ndim=4, optional=True)),
             }
         ),
-        # The last modulation, per token too, is no module's argument and cannot be cut, so it gets all tokens.
+        # The last modulation, also per token, is not a module's argument and cannot be cut, so it gets all tokens.
         gather=row({"blocks.-1": _TOKENS}),
         batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_hidden_states_image", "fps"),
         frames=Frames(patch="patch_size", turns=Falling()),
@@ -111,7 +111,7 @@ ROWS = (
     Adapter(
         family="HunyuanVideo",
         model="HunyuanVideoTransformer3DModel",
-        # The few layers that refine the text alone stay whole, and so does the mask of video and text.
+        # The few layers that refine only the text stay whole, and so does the mask of video and text.
         attention=row({"transformer_blocks.*.attn": (IMAGE, TEXT), "single_transformer_blocks.*.attn": (IMAGE, TEXT)}),
         splits=row(
             {
@@ -150,7 +150,7 @@ ROWS = (
         batched=("hidden_states", "encoder_hidden_states", "timestep", "encoder_attention_mask"),
         frames=Frames(turns=Learned(parameter="pos_frequencies")),
     ),
-    # The tokens of every frame are cut alike, so a rank has the same places in all frames and all times of these.
+    # The tokens of every frame are cut alike, so a rank has the same positions in all frames, at all times.
     Adapter(
         family="Latte",
         model="LatteTransformer3DModel",

@@ -95,7 +95,7 @@ ROWS = (
         family="FramePack",
         model="HunyuanVideoFramepackTransformer3DModel",
         attention=row({"transformer_blocks.*.attn": (IMAGE, TEXT), "single_transformer_blocks.*.attn": (IMAGE, TEXT)}),
-        # Earlier frames stand in front of those to be made, which are taken out at the end.
+        # Earlier frames stand in front of the new ones, which are taken out at the end.
         splits=row(
             {
                 "transformer_blocks.0": row(hidden_states=_TOKENS, encoder_hidden_states=_TEXT),
@@ -172,7 +172,7 @@ ROWS = (
     Adapter(
         family="Kandinsky 5",
         model="Kandinsky5Transformer3DModel",
-        # The few layers that refine the text alone stay whole.
+        # The few layers that refine only the text stay whole.
         attention=row({"visual_transformer_blocks.*.self_attention": (IMAGE,)}),
         splits=row(
             {
@@ -196,7 +196,7 @@ ROWS = (
         family="Cosmos",
         model="CosmosTransformer3DModel",
         attention=row({"transformer_blocks.*.attn1": (IMAGE,)}),
-        # Given frames have times of their own, and every token its frame's.
+        # Given frames have timesteps of their own, and every token has that of its frame.
         splits=row(
             {
                 "transformer_blocks.0": row(hidden_states=_TOKENS),
@@ -233,7 +233,7 @@ ROWS = (
         family="Allegro",
         model="AllegroTransformer3DModel",
         attention=row({"transformer_blocks.*.attn1": (IMAGE,)}),
-        # The rotary embedding is tables of angles, and for every token where to look in them.
+        # The rotary embedding is tables of angles, with an index into them for every token.
         splits=row(
             {
                 "transformer_blocks.0": row(hidden_states=_TOKENS),
@@ -321,7 +321,7 @@ ROWS = (
         family="Helios",
         model="HeliosTransformer3DModel",
         attention=row({"blocks.*.attn1": (IMAGE,)}),
-        # Earlier frames, coarser the longer ago, stand in front of those to be made; a number counts the latter.
+        # Earlier frames, coarser the older they are, stand in front of the new ones; a number counts the latter.
         splits=row(
             {
                 "blocks.0": row(hidden_states=_TOKENS),

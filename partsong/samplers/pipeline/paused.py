@@ -215,9 +215,9 @@ class PausedCall:
 
 def _stand_in(module: nn.Module, **members: Any) -> nn.Module:
     """Returns a copy of a module that shares its weights and configuration but has some members of its own."""
-    twin = copy.copy(module)
-    vars(twin).update(members)
-    return twin
+    copied = copy.copy(module)
+    vars(copied).update(members)
+    return copied
 
 
 def _stop(*args: Any, **kwargs: Any) -> None:

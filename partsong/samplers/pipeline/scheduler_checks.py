@@ -83,26 +83,26 @@ def check_memoryless(scheduler: Any, latents: Tensor) -> None:
 
 def _after_all_steps(scheduler: Any, times: Tensor, tensors: list[Tensor]) -> Tensor:
     """Returns the latents after all steps; `tensors` are the first latents and then each step's prediction."""
-    twin = copy.deepcopy(scheduler)
+    copied = copy.deepcopy(scheduler)
     draw = torch.Generator().manual_seed(1)
     latents, *predictions = tensors
     with torch.random.fork_rng([times.device] if times.is_cuda else []), torch.no_grad():
         torch.manual_seed(2)  # some draw their noise from the default generator
         for time, prediction in zip(times, predictions, strict=True):
-            if hasattr(twin, "scale_model_input"):
-                twin.scale_model_input(latents, time)  # some refuse a step before this call
-            latents = _step(twin, prediction, time, latents, draw)
+            if hasattr(copied, "scale_model_input"):
+                copied.scale_model_input(latents, time)  # some refuse a step before this call
+            latents = _step(copied, prediction, time, latents, draw)
     return latents
 
 
 def _step_after(scheduler: Any, times: Tensor, latents: Tensor, past: int) -> Tensor:
     """Returns what the last of some steps makes; the steps before it get numbers that depend on `past`."""
-    twin = copy.deepcopy(scheduler)
+    copied = copy.deepcopy(scheduler)
     for number, time in enumerate(times):
         is_last = number == len(times) - 1
         draw = torch.Generator().manual_seed(3 if is_last else 10 * past + number)
         prediction, sample = (torch.randn(latents.shape, generator=draw).to(latents) for _ in range(2))
-        result = _step(twin, prediction, time, sample, draw)
+        result = _step(copied, prediction, time, sample, draw)
     return result
 
 

@@ -29,7 +29,7 @@ from partsong.samplers.time_parallel.rehearsal import (
     place_of,
     stacked,
 )
-from partsong.samplers.time_parallel.scheduled import ScheduledStep, StepCall, twin_of
+from partsong.samplers.time_parallel.scheduled import ScheduledStep, StepCall, copy_of
 from partsong.samplers.time_parallel.sums import close, fitted
 
 __all__ = ["rehearse"]
@@ -162,7 +162,7 @@ class _Rehearsing:
 
     def _check_repeats(self, given: StepCall) -> None:
         """Refuses a scheduler whose first step comes out differently each time it is made."""
-        one, other = (given.repeat(twin_of(self.begin), given.prediction, given.sample)[0] for _ in range(2))
+        one, other = (given.repeat(copy_of(self.begin), given.prediction, given.sample)[0] for _ in range(2))
         if not torch.equal(one, other):
             raise UnsupportedError(
                 f"{type(self.begin).__name__}: the same step comes out differently each time; give the pipeline a "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ScheduledStep", "StepCall", "twin_of"]
+__all__ = ["ScheduledStep", "StepCall", "copy_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +64,34 @@ class ScheduledStep:
 
     def __call__(self, point: Tensor, output: Tensor, carried: Any, noise: Tensor | None) -> tuple[Tensor, Any]:
         """Makes the step."""
-        scheduler = twin_of(self.begin if carried is None else carried)
+        scheduler = copy_of(self.begin if carried is None else carried)
         shape = self.given.sample.shape  # a bundle has one dimension more
         new, *_ = self.given.repeat(scheduler, output.view(shape), point.view(shape))
         return new.view(point.shape), scheduler
 
     def results(self, point: Tensor, output: Tensor, carried: Any) -> tuple[Any, ...]:
         """Returns all that the scheduler returns."""
-        return self.given.repeat(twin_of(self.begin if carried is None else carried), output, point)
+        return self.given.repeat(copy_of(self.begin if carried is None else carried), output, point)
 
 
-def twin_of(scheduler: Any) -> Any:
+def copy_of(scheduler: Any) -> Any:
     """Copies a scheduler with all that its steps change, which is faster than a deep copy.
 
     Example:
         >>> from diffusers import UniPCMultistepScheduler
         >>> scheduler = UniPCMultistepScheduler()
         >>> scheduler.set_timesteps(4)
-        >>> twin = twin_of(scheduler)
-        >>> _ = twin.step(torch.ones(1, 4), twin.timesteps[0], torch.ones(1, 4))
-        >>> scheduler.step_index is None and twin.step_index == 1
+        >>> copied = copy_of(scheduler)
+        >>> _ = copied.step(torch.ones(1, 4), copied.timesteps[0], torch.ones(1, 4))
+        >>> scheduler.step_index is None and copied.step_index == 1
         True
     """
-    twin = copy.copy(scheduler)
+    copied = copy.copy(scheduler)
     for name, value in vars(scheduler).items():
-        vars(twin)[name] = _own(value)
+        vars(copied)[name] = _own(value)
     # A method that stands in for the class' own belongs to the object that was copied.
-    vars(twin).pop("step", None)
-    return twin
+    vars(copied).pop("step", None)
+    return copied
 
 
 def _own(value: Any) -> Any:

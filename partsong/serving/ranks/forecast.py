@@ -59,13 +59,13 @@ class MemoryForecast:
 
     def __init__(self, model: ServedModel, mesh: Mesh, arguments: Mapping[str, Any], calls: int, room: int) -> None:
         self.room = room
-        pipe, coder = model.pipe, getattr(model.pipe, "vae", None)
+        pipe, vae = model.pipe, getattr(model.pipe, "vae", None)
         sizes = {**default_sizes(pipe), **{key: value for key, value in model.defaults.items() if value is not None}}
         self._height, self._width, self._frames = sizes["height"], sizes["width"], sizes["num_frames"]
         self._makes_videos, self._factor = model.makes_videos, downscale_of(pipe)
-        self._ranks, self._coder = mesh.world_size, None if coder is None else _without_numbers(coder)
-        settings = {} if coder is None else coder.config
-        self._channels = 0 if coder is None else int(settings.get("latent_channels") or settings["z_dim"])
+        self._ranks, self._vae = mesh.world_size, None if vae is None else _without_numbers(vae)
+        settings = {} if vae is None else vae.config
+        self._channels = 0 if vae is None else int(settings.get("latent_channels") or settings["z_dim"])
         inputs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, dict(arguments))
         denoiser = model.denoiser
         rows = len(arguments[model.sample])
@@ -166,22 +166,22 @@ class MemoryForecast:
             pixels: of a frame.
             frames: their number.
         """
-        if self._coder is None:
+        if self._vae is None:
             return 0
         if self._decoder is None:
-            self._decoder = self._trace_decoder(self._coder)
+            self._decoder = self._trace_decoder(self._vae)
         once, each = self._decoder
         shared = any(isinstance(parse_strategy(name), ParallelVae) for name in names)
         return int(pixels * (once + each * frames) / (self._ranks if shared else 1))
 
-    def _trace_decoder(self, coder: Any) -> tuple[float, float]:
+    def _trace_decoder(self, vae: Any) -> tuple[float, float]:
         """Returns the bytes for each pixel of a frame: once, and for each frame.
 
         Some autoencoders decode a video piece by piece, so most of the memory does not grow with the frames.
         """
         if self._frames == 1:
-            return 0.0, decoding_of(coder, self._channels, None).peak
-        short, long = (decoding_of(coder, self._channels, clip) for clip in _CLIPS)
+            return 0.0, decoding_of(vae, self._channels, None).peak
+        short, long = (decoding_of(vae, self._channels, clip) for clip in _CLIPS)
         ends = [(cost.peak * cost.pixels, cost.pixels) for cost in (short, long)]
         each = max(0.0, (ends[1][0] - ends[0][0]) / (ends[1][1] - ends[0][1]))
         area = (SIDE * self._factor) ** 2  # pixels of one frame of what was traced
