@@ -189,7 +189,7 @@ class CausalKeys:
             to lie just before the window, so that nothing gets farther away than in training.
 
     Attributes:
-        visit: the call at work.
+        visit: the current call.
         peak_bytes: the most that was held.
     """
 
