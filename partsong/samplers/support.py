@@ -1,4 +1,4 @@
-"""Says which strategy works on which architecture; the strategies are asked, so table and behaviour agree."""
+"""Says which strategy works on which architecture; the strategies themselves decide, so table and behaviour agree."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ the picture.
 
 
 def support_rows() -> list[dict[str, str]]:
-    """Lists a row per architecture: its family, its class, and for each strategy its class or ``refused``."""
+    """Returns a row per architecture: its family, its class, and for each strategy its class or ``refused``."""
     return [
         {"architecture": adapter.family, "model": adapter.model}
         | {kind.__name__: "refused" if kind().refuses(adapter) else kind().kind for kind in _denoising()}
@@ -117,7 +117,7 @@ def support_table() -> str:
 
 
 def _family(row: Mapping[str, str], reasons: Mapping[tuple[str, str], str], numbers: Mapping[str, int]) -> str:
-    """Writes what one family runs under, as an item of a list."""
+    """Writes the strategies of one family, as an item of a list."""
     by_class: dict[str, list[str]] = {}
     for strategy, cell in list(row.items())[2:]:
         why = f" [{numbers[reasons[row['model'], strategy]]}]" if cell == "refused" else ""
@@ -127,7 +127,7 @@ def _family(row: Mapping[str, str], reasons: Mapping[tuple[str, str], str], numb
 
 
 def _denoising() -> list[type[Strategy]]:
-    """Lists what works on the denoiser; the autoencoders of a family are the subject of `ParallelVae`'s page."""
+    """Lists the strategies for the denoiser; the page of `ParallelVae` covers the autoencoders."""
     return [kind for kind in strategies().values() if kind.denoises]
 
 

@@ -1,4 +1,4 @@
-"""Keeps the keys a block of frames sees: versioned reads of its neighbours, or a window of the past and a sink."""
+"""Keeps the keys that a block of frames sees: versions of its neighbours' keys, or a window of the past and a sink."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partsong.samplers.long_video.staged_frames import KeysAround
 
 __all__ = ["INPUT", "CausalKeys", "NeighbourKeys", "Visit"]
 
-#: Stands in the place of an attention's number for what a block's call was given.
+#: Key, in place of an attention's number, for the input of a block's call.
 INPUT = -1
 
 #: Keys and values `[B, H, L, D]` of some frames.
@@ -26,7 +26,7 @@ def _bytes(pairs: Iterable[_KeyValues]) -> int:
 
 
 def _part(k: Tensor, v: Tensor, tokens: slice) -> _KeyValues:
-    """Copies some tokens, so that the rest of the tensors is not kept alive."""
+    """Copies some tokens, so that the rest of the tensors can be freed."""
     return k[:, :, tokens].clone(), v[:, :, tokens].clone()
 
 
@@ -46,7 +46,7 @@ class Visit:
 
 
 class NeighbourKeys:
-    """Keeps keys at the ends of every block, each read once by the neighbour, in a version that no schedule changes.
+    """Keeps keys at the ends of every block for one read by the neighbour, in versions independent of the schedule.
 
     A block at step t sees the last frames of the block before as they were at step t, and the first frames of the
     block after as they were `lag` steps earlier. Both are known when they are read, whatever the number of ranks.
@@ -55,13 +55,13 @@ class NeighbourKeys:
 
     Args:
         frames: latent frames of every block.
-        context: frames that are seen of either neighbour, or all it has.
-        lag: steps by which each block lags the one before.
+        context: frames that are seen of either neighbour, if it has that many.
+        lag: steps by which each block lags behind the one before.
         num_steps: denoising steps.
         recomputes: whether the block before is computed again.
 
     Attributes:
-        peak_bytes: the most that was held.
+        peak_bytes: most bytes held at a time.
         frame_bytes: bytes of the keys and values of one frame in one call of the model on this rank.
     """
 
@@ -86,7 +86,7 @@ class NeighbourKeys:
         return min(self.context, self.frames[block - 1]) if self.recomputes and block > 0 else 0
 
     def widened(self, sample: Tensor, dim: int) -> Tensor:
-        """Returns what enters the model for the block at work: what the block before was given last, and its own.
+        """Returns the model's input for the current block: the previous block's last frames, and its own.
 
         Args:
             sample: its own frames.
@@ -127,7 +127,7 @@ class NeighbourKeys:
         return around
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Keeps the ends of the block at work that a neighbour will read."""
+        """Keeps the ends of the current block that a neighbour will read."""
         block, frames, in_front = self.visit.block, self.frames[self.visit.block], self.in_front(self.visit.block)
         per_frame = k.shape[2] // (in_front + frames)
         self._layer_bytes[layer] = _bytes([(k, v)]) // (in_front + frames)
@@ -139,8 +139,8 @@ class NeighbourKeys:
             self._put((self.visit, layer, False), _part(k, v, slice(start, start + tokens)))
 
     def drop(self, block: int) -> None:
-        """Forgets what was not read of blocks up to this one: a guidance that was switched off leaves some."""
-        # What the next block reads stays: the last frames of this one.
+        """Forgets unread keys of blocks up to this one, such as those left when guidance was switched off."""
+        # The last frames of this block stay, for the next one.
         for visit, layer, last in [key for key in self._held if key[0].block < block + (not key[2])]:
             self._take((visit, layer, last))
 
@@ -173,7 +173,7 @@ class NeighbourKeys:
 
 @dataclass(slots=True)
 class _Past:
-    """Holds what one attention at one noise level has seen: the sink, and the newest blocks, oldest first."""
+    """Holds the past of one attention at one noise level: the sink, and the newest blocks, oldest first."""
 
     sink: _KeyValues | None = None
     window: deque[_KeyValues] = field(default_factory=deque)
@@ -185,8 +185,8 @@ class CausalKeys:
     Args:
         frames: latent frames of a block.
         window: blocks of the past that are seen.
-        sink: first frames of the video that are always seen. They stay where they were first computed and are turned
-            to lie just before the window, so that nothing gets farther away than in training.
+        sink: first frames of the video that are always seen. Their keys are kept and rotated to lie just before
+            the window, so no distance exceeds those in training.
 
     Attributes:
         visit: the current call.
@@ -200,19 +200,19 @@ class CausalKeys:
         self._past: dict[tuple[int, int, int], _Past] = {}
 
     def read(self, layer: int) -> KeysAround:
-        """Returns the sink, and the window that comes before the block at work."""
+        """Returns the sink, and the window before the current block."""
         past = self._past.get(self._key(layer))
         if past is None:
             return []
         held = len(past.window)
         around = [(*pair, (number - held) * self.frames) for number, pair in enumerate(past.window)]
-        # While the first block is still in the window its frames are seen there.
+        # While the first block is in the window, its frames are seen there.
         if past.sink is not None and self.visit.block > held:
             around.insert(0, (*past.sink, -held * self.frames - self.sink))
         return around
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Takes in the block at work, and lets the oldest go."""
+        """Adds the current block, and drops the oldest."""
         past = self._past.setdefault(self._key(layer), _Past())
         if past.sink is None and self.sink:
             past.sink = _part(k, v, slice(0, k.shape[2] // self.frames * self.sink))

@@ -1,4 +1,4 @@
-"""Tries a scheduler out on random numbers: does its step look across positions, or back at earlier steps?"""
+"""Tests on random numbers whether a scheduler's step looks across positions, or back at earlier steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_positionwise(scheduler: Any, ndim: int, dtype: torch.dtype = torch.flo
     """Refuses a scheduler in whose steps one position of the latents depends on another.
 
     A copy of the scheduler makes all its steps on random latents, twice. The second time half of the positions hold
-    other numbers, and what the other half becomes must not change by a bit. Dynamic thresholding fails this check, as
+    other numbers, and the result of the other half must not change by a bit. Dynamic thresholding fails this check, as
     does any step that takes a norm or a quantile of the picture.
 
     Args:
@@ -62,7 +62,7 @@ def check_positionwise(scheduler: Any, ndim: int, dtype: torch.dtype = torch.flo
 
 
 def check_memoryless(scheduler: Any, latents: Tensor) -> None:
-    """Refuses a scheduler that remembers earlier steps, by making the same step after two different pasts.
+    """Refuses a scheduler that remembers earlier steps, by making the same step after two different histories.
 
     Args:
         scheduler: set to its timesteps; left as it is.
@@ -96,7 +96,7 @@ def _after_all_steps(scheduler: Any, times: Tensor, tensors: list[Tensor]) -> Te
 
 
 def _step_after(scheduler: Any, times: Tensor, latents: Tensor, past: int) -> Tensor:
-    """Returns what the last of some steps makes; the steps before it get numbers that depend on `past`."""
+    """Returns the result of the last of some steps; earlier steps get numbers that depend on `past`."""
     copied = copy.deepcopy(scheduler)
     for number, time in enumerate(times):
         is_last = number == len(times) - 1

@@ -1,4 +1,4 @@
-"""Takes steps with copies of a pipeline's own scheduler, which carry whatever it remembers from step to step."""
+"""Takes steps with copies of a pipeline's own scheduler, which carry its state from step to step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ScheduledStep", "StepCall", "copy_of"]
 
 @dataclass(frozen=True, slots=True)
 class StepCall:
-    """Holds what a pipeline gave its scheduler in a step, and the states of generators at that time.
+    """Holds the arguments of a scheduler's step, and the states of generators at that time.
 
     Attributes:
         prediction: what the step was made from,
@@ -32,13 +32,13 @@ class StepCall:
 
     @classmethod
     def of(cls, prediction: Tensor, time: Any, sample: Tensor, named: dict[str, Any]) -> StepCall:
-        """Takes note of a call that is about to be made."""
+        """Records a call that is about to be made."""
         random = torch.get_rng_state(), torch.cuda.get_rng_state(sample.device) if sample.is_cuda else None
         given = {key: _copied(value) for key, value in named.items() if key != "return_dict"}
         return cls(prediction.clone(), time, sample.clone(), given, random)
 
     def repeat(self, scheduler: Any, prediction: Tensor, sample: Tensor) -> tuple[Any, ...]:
-        """Makes the call with other tensors and the same noise; the scheduler takes note of it."""
+        """Repeats the call with other tensors and the same noise, and updates the scheduler."""
         named = {key: _copied(value) for key, value in self.named.items()}
         with torch.random.fork_rng([sample.device] if sample.is_cuda else []):
             torch.set_rng_state(self.random[0])
@@ -51,8 +51,8 @@ class StepCall:
 class ScheduledStep:
     """Makes a step of a pipeline's scheduler, from any latents and any prediction; see `SolverStep`.
 
-    What it carries is a scheduler as it stands behind the step. Each has drawn and kept what the pipeline's own would
-    have, so solvers of several steps, with correctors or with noise go the pipeline's way.
+    It carries the scheduler in its state after the step. This state equals that of the pipeline's own scheduler, so
+    multistep solvers and those with correctors or noise give the pipeline's results.
 
     Attributes:
         given: what the pipeline gives its scheduler in this step.
@@ -75,7 +75,7 @@ class ScheduledStep:
 
 
 def copy_of(scheduler: Any) -> Any:
-    """Copies a scheduler with all that its steps change, which is faster than a deep copy.
+    """Copies a scheduler with everything that its steps change, faster than a deep copy.
 
     Example:
         >>> from diffusers import UniPCMultistepScheduler
@@ -89,7 +89,7 @@ def copy_of(scheduler: Any) -> Any:
     copied = copy.copy(scheduler)
     for name, value in vars(scheduler).items():
         vars(copied)[name] = _own(value)
-    # A method that stands in for the class' own belongs to the object that was copied.
+    # A replaced method belongs to the original object.
     vars(copied).pop("step", None)
     return copied
 
@@ -105,7 +105,7 @@ def _own(value: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Copies generators, which draw on."""
+    """Copies generators, whose originals continue to draw."""
     if isinstance(value, list):
         return [_copied(each) for each in value]
     return value.clone_state() if isinstance(value, torch.Generator) else value
