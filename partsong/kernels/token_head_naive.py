@@ -27,7 +27,7 @@ STREAM = 2
 LANES = 8
 GROUP = 4 * LANES
 
-#: Most logits held at once, and most weights converted at once: megabytes, whatever the model and the batch.
+#: Most logits held at once, and most weights converted at once: megabytes for any model and batch.
 MAX_LOGITS = 1 << 19
 MAX_WEIGHTS = 1 << 22
 #: Most rows of a tile: more would not make the product faster.
@@ -107,7 +107,7 @@ def scan(
 
 
 def draw_tokens(hidden: Tensor, weight: Tensor, logits: Logits, draw: Draw | None = None) -> Tensor:
-    """Goes once over the vocabulary for the drawn tokens alone, int64 `[N]`; arguments as in `scan`."""
+    """Goes once over the vocabulary only for the drawn tokens, int64 `[N]`; arguments as in `scan`."""
     dtype = compute_dtype(hidden.dtype)
     num_rows, num_tokens = _tile_shape(len(hidden), *weight.shape, converted=weight.dtype is not dtype)
     drawn: list[Tensor] = []
@@ -165,7 +165,7 @@ def to_logits(x: Tensor, logits: Logits, here: slice | Tensor) -> Tensor:
 
 
 def gumbel(keys: Tensor, positions: Tensor, first_token: int, num_tokens: int) -> Tensor:
-    """Draws standard Gumbel noise, a function of (key, position, token) alone.
+    """Draws standard Gumbel noise, a function of only (key, position, token).
 
     -ln E with E exponential: E = -ln(1 - v) for a uniform v of 32 bits. The largest noise decides, and it comes from
     the smallest v, where a float holds all bits of v and the series of ln(1 - v) loses none of them.

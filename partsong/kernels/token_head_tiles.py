@@ -19,7 +19,7 @@ class Tiles:
         width: hidden columns per step of the product.
         noise: vocabulary entries whose noise is made at once, a multiple of `GROUP`; what registers allow.
         num_warps: warps of a program.
-        num_stages: steps of the product whose loads are under way.
+        num_stages: steps of the product whose loads are in flight.
     """
 
     rows: int

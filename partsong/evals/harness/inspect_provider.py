@@ -57,7 +57,7 @@ _NEUTRAL |= {"presence_penalty": 0.0}
 
 @modelapi(name="partsong")
 def partsong() -> type[ModelAPI]:
-    """Returns the provider, whose name stands before the slash."""
+    """Returns the provider, whose name precedes the slash."""
     return ThinkingAPI
 
 
@@ -255,10 +255,10 @@ def _message(message: ChatMessage) -> Message:
 
 
 def _sample() -> tuple[str, str, int]:
-    """Returns the sample run that asks, its sample and its epoch, or "", "" and 1 outside of an evaluation."""
+    """Returns the calling sample run, its sample and its epoch, or "", "" and 1 outside of an evaluation."""
     try:
         from inspect_ai.solver._task_state import sample_state
-    except ImportError:  # not a public name; without it, the order in which epochs ask tells them apart
+    except ImportError:  # not a public name; without it, epochs are distinguished by the order of their calls
         return "", "", 1
     state = sample_state()
     return ("", "", 1) if state is None else (state.uuid, str(state.sample_id), state.epoch)

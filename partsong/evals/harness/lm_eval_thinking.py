@@ -48,7 +48,7 @@ TopP = Annotated[float, Number(0.0, 1.0, above=True)]
 
 
 class _Request(NamedTuple):
-    """Holds a request of the harness; `repeat` counts how often the same was asked before it."""
+    """Holds a request of the harness; `repeat` counts its earlier occurrences."""
 
     chat: Sequence[Message]
     parameters: Parameters

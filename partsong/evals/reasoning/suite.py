@@ -85,7 +85,7 @@ async def evaluate(
 ) -> list[Outcome]:
     """Answers every problem with every strategy.
 
-    All strategies get the same seed for a problem, so those that draw samples of the plain question draw the same
+    All methods get the same seed for a problem, so those that draw samples of the plain question draw the same
     ones.
 
     Args:
@@ -96,7 +96,7 @@ async def evaluate(
         parameters: given to every strategy; None leaves each its own.
         journal: keeps the calls of unfinished problems.
         outcomes: file that keeps finished problems; those it holds are not answered again.
-        budget: of one problem with one strategy; when it is exceeded, the strategy ends with what it has.
+        budget: of one problem with one strategy; when it is exceeded, the method ends with its results so far.
         concurrency: at most this many calls of a problem at the same time.
         together: at most this many problems at the same time. Their times overlap, so ``seconds`` then means less.
         on_outcome: called with every new outcome, for progress bars.

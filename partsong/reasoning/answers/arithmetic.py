@@ -1,4 +1,4 @@
-"""Reads arithmetic in a model's text with its own parser: exact, bounded, and nothing is ever evaluated as code.
+"""Reads arithmetic in a model's text with its own parser: exact, bounded, and without evaluating code.
 
 It knows whole and decimal numbers, ``+ - * / ^``, brackets, and LaTeX's ways to write them. Text that is too long or
 too deep, or whose value has too many digits, is an error before it costs time: ``9**9**9`` is refused in microseconds.
@@ -97,7 +97,7 @@ class Expression:
         return operators.union(*(part.operators() for part in self.parts))
 
     def canonical(self) -> str:
-        """Returns one spelling for all orders of terms and factors and for needless brackets.
+        """Returns one spelling for any order of terms and factors, without needless brackets.
 
         >>> read_arithmetic("(5) + 3*2").canonical() == read_arithmetic("2*3 + 5").canonical()
         True
@@ -174,7 +174,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if base == 0 and exponent < 0:
         raise ExpressionError("the expression divides by zero")
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    # Powers of 0, 1 and -1 stay small, but pow() would go through the exponent bit by bit.
+    # Powers of 0, 1 and -1 stay small, but pow() would process the exponent bit by bit.
     if abs(base) in (0, 1):
         return base if exponent % 2 and exponent else base * base if exponent else Fraction(1)
     if bits * abs(exponent) > 2 * MAX_BITS:

@@ -37,7 +37,7 @@ def _end(child: subprocess.Popen[bytes], grace: float) -> None:
 def main(grace: float, command: list[str]) -> int:
     """Runs a command until it ends, or until there is nothing more to read; returns its exit status.
 
-    The command has `grace` seconds to end by itself before it is killed.
+    The command gets `grace` seconds to end by itself before it is killed.
     """
     # The guard has only one thread here, so the child may run Python code before it becomes the command.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent)

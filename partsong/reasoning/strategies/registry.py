@@ -116,7 +116,7 @@ def parse_thinking(text: str) -> Thinking:
     """Reads ``NAME[:key=value,...]``; the keys are knobs of the strategy that are numbers, words or ``8-4-1``.
 
     Raises:
-        ArgumentError: the strategy, a knob or a value is unknown; names those that are allowed.
+        ArgumentError: the method, a knob or a value is unknown; names the allowed ones.
 
     >>> parse_thinking("pdr:schedule=4-2-1,distillation=random-k").knobs["schedule"]
     (4, 2, 1)

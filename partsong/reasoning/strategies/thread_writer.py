@@ -23,7 +23,7 @@ class ThreadText:
 
     Attributes:
         calls: the calls that wrote it and its threads, in reading order.
-        children: threads that stand apart.
+        children: separate threads.
         notes: where the text departs from the format, with the branch.
         finish: "stop" if the text is whole, "length" if its tokens ran out, "budget" if the run's did. Empty while it
             is written.
@@ -44,7 +44,7 @@ class ThreadText:
 
     @property
     def all_calls(self) -> list[Completion]:
-        """Returns the calls of the text and those of threads that stand apart."""
+        """Returns the calls of the text and those of separate threads."""
         return [*self.calls, *(call for child in self.children for call in child.all_calls)]
 
 
@@ -55,8 +55,8 @@ class ThreadPlace:
     Attributes:
         chat: messages before it.
         before: the text up to the fork it is a thread of.
-        opener: what the text begins with.
-        closer: what ends the text; empty where it is no thread.
+        opener: beginning of the text.
+        closer: end of the text; empty if it is not a thread.
         mark: its thought embedding; 0 where it has none.
         path: path of its calls.
         depth: number of forks around it.
@@ -74,7 +74,7 @@ class ThreadPlace:
         """Returns the chat that the next call reads, given the parts of the text that are there."""
         inside = (*([self.opener] if self.opener else []), *parts)
         text = (*self.before, Fork((inside,), marks=(self.mark,))) if self.mark else (*self.before, *inside)
-        # Threads that stand apart are texts of their own.
+        # Separate threads are texts of their own.
         text = tuple(part for part in text if not (isinstance(part, Fork) and part.apart))
         return (*self.chat, Message("assistant", text)) if text else self.chat
 
@@ -87,7 +87,7 @@ class ThreadPlace:
 class ThreadWriter:
     """Writes the texts of one question; for its settings see `fork_join`.
 
-    `child_chat` makes the chat of a thread that stands apart from its message.
+    `child_chat` makes the chat of a separate thread from its message.
     """
 
     run: Run
@@ -101,9 +101,9 @@ class ThreadWriter:
     child_chat: Callable[[Piece], Sequence[Message]]
 
     async def write(self, at: ThreadPlace, tokens: int) -> ThreadText:
-        """Writes a text to its end: in turn what the model writes, and the threads it announces."""
+        """Writes a text to its end, alternating between the model's text and the threads it announces."""
         text = ThreadText()
-        if not self.form.announce and not at.depth:  # nobody announces the threads: they begin at once
+        if not self.form.announce and not at.depth:  # the threads are not announced: they begin at once
             await self._write_fork(at, text, ThreadPlan())
         while not text.finish:
             await self._continue(at, text, tokens)
@@ -133,7 +133,7 @@ class ThreadWriter:
             await self._write_fork(at, text, plan)
 
     async def _call(self, at: ThreadPlace, text: ThreadText, tokens: int, stop: str) -> Piece | None:
-        """Makes one call; returns None where the model does not come to an end."""
+        """Makes one call; returns None if the model does not finish."""
         if text.own_tokens >= tokens:
             text.finish = "length"
             return None
@@ -148,7 +148,7 @@ class ThreadWriter:
         text.roots = text.roots or [completion]
         text.calls.append(completion)
         text.last, text.own_calls = completion, text.own_calls + 1
-        # At least one, so that the text comes to an end even where an engine counts no tokens.
+        # At least one, so that the text ends even if an engine counts no tokens.
         text.own_tokens += max(1, completion.usage.completion)
         # Some servers leave the stop string in the text.
         ends = [place for place in map(completion.text.find, stops) if place >= 0]
@@ -228,7 +228,7 @@ class ThreadWriter:
         )
 
     def _returned(self, thread: ThreadText) -> Piece:
-        """Returns what a thread that stands apart hands back: all its text where it does not mark a part of it."""
+        """Returns the return value of a separate thread: all its text if it marks no part of it."""
         assert self.form.returned is not None
         text = flat_text(thread.parts)
         return Piece(text.rpartition(self.form.returned[0])[2].strip(), thread.calls[-1].source)
