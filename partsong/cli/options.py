@@ -167,7 +167,7 @@ class Text(Decoding):
     """Guess tokens of a causal model ahead and verify them, with ngram or jacobi (see `partsong list drafters`): the
     text is the same and comes sooner where guesses are right. May be given several times."""
     template: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
-    """A text that must follow the prompt, with the tokenizer's mask token wherever something is to be filled in."""
+    """A text that must follow the prompt, with the tokenizer's mask token wherever something should be filled in."""
     show: bool = False
     """Draw the text while it is decoded, one colour per step; if the output is not a terminal, one line per step."""
     compare: bool = False

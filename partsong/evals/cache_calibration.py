@@ -30,7 +30,7 @@ class StepChanges:
     Attributes:
         inputs: relative change of the first block's modulated input, for each step, branch and sample.
         outputs: relative change of the model's output, in the same order.
-        ratios: by step, how much larger what all blocks added was than in the step before, for each branch and sample.
+        ratios: by step, growth of what all blocks added over the previous step, for each branch and sample.
     """
 
     inputs: list[float] = field(default_factory=list)
@@ -124,7 +124,7 @@ class _Observer:
             self.changes.outputs += ((now - before).abs().sum(dim=1) / before.abs().sum(dim=1)).tolist()
 
     def take_added(self, added: Added) -> None:
-        """Notes how much larger what all blocks added is."""
+        """Notes the growth of what all blocks added is."""
         # For each list, the size of the addition to every token of the picture or of the joint sequence.
         tokens = [next(part for part in of_list if part is not None) for of_list in added]
         now = torch.cat([part.double().norm(dim=-1).flatten(1) for part in tokens], dim=1)

@@ -56,7 +56,7 @@ class AttentionCall:
         masks: for each shard its key mask `[B, 1, 1, L]` (bool keeps True; float is added); None masks nothing. Where
             queries see different keys it has a row for each query here, `[B, 1, Lq, L]`.
         scale: logit scale; None is ``D ** -0.5``.
-        wave: which part of the layer's heads this is, where a stage deals them out.
+        wave: which part of the layer's heads this is, where a stage distributes them.
         runs: the streams of every shard's tokens; empty where all are one run of image tokens.
         whole_mask: the mask of all queries and keys `[B, 1, L, L]`, shard after shard, where queries see different
             keys; otherwise None.

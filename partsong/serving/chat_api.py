@@ -24,7 +24,7 @@ __all__ = ["router"]
 
 router = APIRouter()
 
-#: Status of a reply that nobody reads.
+#: Status of a reply that is not read.
 _HUNG_UP = 499
 
 

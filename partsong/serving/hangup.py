@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class HungUpError(Exception):
-    """Says that the client has gone, so that there is nobody to reply to."""
+    """Says that the client has gone, so there is no one to reply to."""
 
 
 async def unless_hung_up(request: Request, work: Coroutine[Any, Any, T]) -> T:

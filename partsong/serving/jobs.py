@@ -40,7 +40,7 @@ class Job:
         spent: what each rank has spent.
         seconds: wall time of its work; None before it is done.
         files: names of its files.
-        twin: the job of its serial twin; None where nobody asked for it.
+        twin: the job of its serial twin; None where it was not requested.
         twin_of: the job whose twin it is; None for others.
         max_abs_diff: from its twin, of values in [0, 1]; None until both are done.
         psnr_to_serial: in dB; None until both are done.

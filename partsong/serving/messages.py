@@ -185,7 +185,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
-    """Says that a job is at work."""
+    """Says that a job is running."""
 
     id: str
 
@@ -210,7 +210,7 @@ class JobStepped:
     Attributes:
         id: of the job.
         step: steps made.
-        steps: steps in all; 0 where nobody knows.
+        steps: steps in all; 0 where unknown.
         spent: by rank.
         previews: PNG files of the current state of the pictures; empty where none was made.
     """

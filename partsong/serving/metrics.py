@@ -17,7 +17,7 @@ class Metrics:
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
         model, both = ("model",), ("model", "strategy")
-        self.running = Gauge("partsong_requests_running", "Jobs at work", model, registry=registry)
+        self.running = Gauge("partsong_requests_running", "Jobs that are running", model, registry=registry)
         self.waiting = Gauge("partsong_requests_waiting", "Jobs that wait for their turn", model, registry=registry)
         self.seconds = Histogram(
             "partsong_request_seconds", "From request to result", both, buckets=_SECONDS, registry=registry

@@ -42,7 +42,7 @@ class Replicas:
         runner: runs the ranks.
         num: number of replicas.
         on_message: takes what a replica says of a job that it has, or that it is ready.
-        on_lost: takes the jobs that were at work on a replica that has ended, which no replica has any more, and the
+        on_lost: takes the jobs that were running on a replica that has ended, which no replica has any more, and the
             error that ended it.
 
     Attributes:

@@ -62,7 +62,7 @@ class Roster:
         self._moving.discard(name)
 
     def lose(self, number: int) -> tuple[list[str], list[str]]:
-        """Removes a replica; returns the jobs that waited there and those that were at work, the oldest first."""
+        """Removes a replica; returns the jobs that waited there and those that were running, the oldest first."""
         self.up.discard(number)
         every = [name for name, place in self._places.items() if place == number]
         begun = [name for name in every if name in self._begun]

@@ -207,7 +207,7 @@ class Server:
             pass
 
     def position(self, job: Job) -> int:
-        """Returns how many jobs of the same model wait before a job, itself included; 0 once it is at work."""
+        """Returns how many jobs of the same model wait before a job, itself included; 0 once it is running."""
         if job.status != "queued":
             return 0
         before = (each for each in self.jobs.values() if each.model == job.model and each.status == "queued")

@@ -20,7 +20,7 @@ class Standing:
         used: seconds that the replica spent on it, counting its part of each shared step.
         shape: that of its next call of the model; calls of one shape can be joined.
         rows: how many samples its next call has.
-        memory: bytes that it holds at its peak, beside the weights; 0 where nobody knows.
+        memory: bytes that it holds at its peak, beside the weights; 0 where unknown.
     """
 
     id: str

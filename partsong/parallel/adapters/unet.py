@@ -33,7 +33,7 @@ ROWS = (
         family="SD UNet",
         model="UNet2DConditionModel",
         rows=True,
-        # Where the modules at the last paths are attentions themselves, keys of the text stand beside the image's.
+        # Where the modules at the last paths are attentions themselves, keys of the text are next to the image's.
         attention=row({**TRANSFORMERS, **{f"{blocks}.attentions.*": (TEXT, IMAGE) for blocks in BLOCKS}}),
         splits=cut_rows(*_RESIDUALS),
         gather=GATHER,

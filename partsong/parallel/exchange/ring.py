@@ -138,7 +138,7 @@ class WiredRingStage(RingStage):
             del self.known[key]
 
     def abandon(self) -> None:
-        """Forgets what is known; no message is left under way."""
+        """Forgets what is known; no message is pending."""
         self.known.clear()
 
     def blocks(self, call: AttentionCall) -> Iterator[Block]:

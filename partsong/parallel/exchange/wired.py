@@ -18,7 +18,7 @@ class Wired(Strategy):
 
     #: What is sent, for a line of `Plan.explain`.
     travels: ClassVar[str]
-    #: Whether wires may carry residuals: both ends need a base from the step before.
+    #: Whether wires may carry residuals: both ends need a base from the previous step.
     takes_residuals: ClassVar[bool] = False
     # Not annotated, so it is not a field here: subclasses make it a knob, in its place among theirs.
     wire = "none"
@@ -37,7 +37,7 @@ class Wired(Strategy):
         super(Wired, self).validate()
         if not self.takes_residuals and self.wire not in ("none", *EIGHT_BIT):
             raise ArgumentError(
-                f"{type(self).__name__}: wire={self.wire!r}; residuals need a base from the step before at both ends, "
-                "and this strategy moves queries and outputs too, which nobody keeps; use none, fp8 or int8, or Ring "
-                "or DisplacedPatch"
+                f"{type(self).__name__}: wire={self.wire!r}; residuals need a base from the previous step at both "
+                "ends, and this strategy moves queries and outputs too, which nobody keeps; use none, fp8 or int8, or "
+                "Ring or DisplacedPatch"
             )

@@ -88,7 +88,7 @@ class LateInputChange(_Late, InputChange):
         return [total + change for total, change in zip(self._sums, changes, strict=True)]
 
     def look_ahead(self, seen: Tensor | None) -> None:
-        """Begins to compare this step's input with that of the step before."""
+        """Begins to compare this step's input with that of the previous step."""
         if seen is not None and self._last is not None:
             self._begun = self._compare(seen, self._last)
 

@@ -61,7 +61,7 @@ async def hogwild(
             which they ended, then what the others are writing. "contiguous" shows all that each of the others has
             written. "interleaved" shows only the finished steps.
         probe_every: tokens after which a worker is asked, at the end of a paragraph, whether somebody else is doing the
-            same already. After twice as many it is asked in the middle of a paragraph. 0 asks nobody.
+            same already. After twice as many it is asked in the middle of a paragraph. 0 never asks.
         answer_tokens: if no worker names a result, the first one must do so, greedily, in at most this many tokens. 0
             leaves the run without an answer.
         names: the workers' names, at least as many as workers. Default: "Alice", "Bob" and so on.

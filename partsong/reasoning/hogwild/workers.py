@@ -42,7 +42,7 @@ class WorkerText:
         parameters: how each worker's tokens are drawn; `max_tokens` is each worker's own.
         seed: worker w draws from ``derive(seed, "hogwild", w)``.
         probe_every: tokens after which a worker is asked at the end of a paragraph whether its work is redundant, or
-            after twice as many in the middle of one; 0 asks nobody.
+            after twice as many in the middle of one; 0 never asks.
         answer_tokens: how many tokens one worker has to name a result when all have run out; 0 asks for no result.
         ends: tokens that end a worker's text.
         concludes: returns whether a worker's text names the result, and so ends all work. It gets the text and whether

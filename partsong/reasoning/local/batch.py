@@ -91,7 +91,7 @@ class _Feed:
     masks: dict[int, int] = field(default_factory=dict)
 
     def take_draft(self, row: BatchRow, draft: DraftTree) -> None:
-        """Adds a row's token, its guesses, and the masks behind them."""
+        """Adds a row's token, its guesses, and the masks after them."""
         begin, position = len(self.tokens), row.position
         self.keep += range(begin, begin + len(draft.depths))
         self.tokens += (row.next_token, *draft.tokens)
@@ -101,7 +101,7 @@ class _Feed:
         self.marks += [row.mark] * draft.num_rows
 
     def take_chunk(self, node: PrefixNode, count: int, masks: int) -> Chunk:
-        """Adds tokens of a prompt, and masks behind them."""
+        """Adds tokens of a prompt, and masks after them."""
         chunk = Chunk(node, node.done, count, len(self.tokens), masks)
         self.tokens += node.tokens[node.done : node.done + count]
         self.positions += range(node.start + node.done, node.start + node.done + count)

@@ -314,6 +314,6 @@ def _check(module: object) -> None:
     if module.get_output_embeddings() is None:
         raise UnsupportedError(f"{type(module).__name__} has no language-model head")
     if module.training:
-        raise ArgumentError(f"{type(module).__name__} is in training mode, where dropout is at work: call .eval()")
+        raise ArgumentError(f"{type(module).__name__} is in training mode, where dropout is active: call .eval()")
     if (why := why_keys_cannot_be_kept(config)) is not None:
         raise UnsupportedError(why)

@@ -100,7 +100,7 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(module: nn.Module) -> int:
-    """Puts packed layers in the place of all `nn.Linear` of a module, in place.
+    """Replaces all `nn.Linear` of a module by packed layers, in place.
 
     Subclasses of `nn.Linear` do something of their own and stay, and so do layers somebody has hooked.
 

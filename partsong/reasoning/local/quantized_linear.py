@@ -83,7 +83,7 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_linears(module: nn.Module, weights: Weights) -> int:
-    """Puts rounded layers in the place of all `nn.Linear` of a module, in place.
+    """Replaces all `nn.Linear` of a module by rounded layers, in place.
 
     Subclasses of `nn.Linear` do something of their own and stay, and so do layers that somebody has hooked and, with
     int4, layers whose sizes are not multiples of a group.

@@ -23,7 +23,7 @@ __all__ = ["ForkJoinPrompts", "fork_join"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForkJoinPrompts(Prompts):
-    """Holds the prompts of `fork_join`: the question, with or without the format explained, and the same for a child."""
+    """Holds the prompts of `fork_join`: the question, with or without the format, and the same for a child."""
 
     plain: str = "{question}"
     taught: str = (

@@ -47,7 +47,7 @@ def chords(evaluate: Evaluate, start: Tensor, rules: Sequence[StepRule], *, begi
     Args:
         evaluate: the model.
         start: first points, `[samples, ...]`.
-        rules: the steps, without noise and without outputs of the step before.
+        rules: the steps, without noise and without outputs of the previous step.
         begins: the step at which each solver begins, from 0 on.
 
     Returns:
@@ -63,7 +63,7 @@ def chords(evaluate: Evaluate, start: Tensor, rules: Sequence[StepRule], *, begi
     if list(begins) != sorted(set(begins)) or begins[0] != 0 or begins[-1] >= len(rules):
         raise ArgumentError(f"chords: begins={tuple(begins)}; they rise from 0 and end before step {len(rules)}")
     if any(rule.before or rule.noise for rule in rules):
-        raise ArgumentError("chords: steps with noise, or that use the output of the step before, cannot be corrected")
+        raise ArgumentError("chords: steps with noise or with the output of the previous step cannot be corrected")
     samples, walkers = list(range(len(start))), [_Walker(0, start, 0, start)]
     rounds = evaluations = 0
     while walkers[-1].number < len(rules) or len(walkers) < len(begins):

@@ -77,7 +77,7 @@ def parareal(
     Args:
         evaluate: the model.
         start: first points, `[samples, ...]`.
-        rules: the steps, without outputs of the step before.
+        rules: the steps, without outputs of the previous step.
         num_blocks: how many blocks. Default: the square root of the number of steps, rounded up.
         tolerance: corrections end once the last point changes by less, as a root mean square over a sample.
         noise: that of every step, `[steps, samples, ...]`, for rules that add some.
@@ -86,7 +86,7 @@ def parareal(
         The last points; `Solution.residual` is the change of the last correction.
 
     Raises:
-        ArgumentError: a number out of bounds, or rules that use the output of the step before.
+        ArgumentError: a number out of bounds, or rules that use the output of the previous step.
 
     >>> rules = [StepRule(1.0, 0.1)] * 9
     >>> solved = parareal(lambda x, steps, samples: x, torch.ones(1, 1), rules, tolerance=0.0)
@@ -95,7 +95,7 @@ def parareal(
     """
     check_knobs(type_hints(parareal), {"num_blocks": num_blocks, "tolerance": tolerance}, owner="parareal: ")
     if any(rule.before for rule in rules):
-        raise ArgumentError("parareal: steps that use the output of the step before cannot be cut into blocks")
+        raise ArgumentError("parareal: steps that use the output of the previous step cannot be cut into blocks")
     num = min(len(rules), math.isqrt(len(rules) - 1) + 1 if num_blocks is None else num_blocks)
     blocks, ends, change = _Blocks(evaluate, len(start), rules, num, noise), [start], 0.0
     for block in range(num):

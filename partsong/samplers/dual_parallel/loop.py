@@ -118,7 +118,7 @@ class _Queue:
         self.keys = NeighbourKeys(blocks.sizes, strategy.context, lag, num_steps, recomputes=recomputes)
         self.stage.loop = self
         # With enough active blocks, messages travel while the next visit is computed. Answers then arrive later, and
-        # where few blocks are at work, as at the end, ranks stand still for longer: about 3 N^2 slots, not N^2.
+        # where few blocks are active, as at the end, ranks stand still for longer: about 3 N^2 slots, not N^2.
         active = -(-min(num_steps, len(blocks.sizes) * lag) // lag)
         is_long = num_steps * len(blocks.sizes) >= 100 * self.axis.size**2
         self.lead = 2 if active >= 2 * self.axis.size > 2 and is_long else 1

@@ -137,7 +137,7 @@ class StagedFrames(StagedBlocks):
             return super()._masks(mask, sizes, layer)
         if mask.dtype != torch.bool or not bool(mask.all()):
             raise UnsupportedError(
-                f"{self.layers[layer][0]}: masks some of the tokens at work; give as many latent frames per block as "
+                f"{self.layers[layer][0]}: masks some of the current tokens; give as many latent frames per block as "
                 "the model has in one of its causal blocks"
             )
         return (mask,)

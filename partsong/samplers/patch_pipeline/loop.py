@@ -146,7 +146,7 @@ class _Loop:
         return sample_of(sample)
 
     def _begin(self, step: int) -> None:
-        """Ends the ledger's record of the step before: a record is a step of this rank's own work."""
+        """Ends the ledger's record of the previous step: a record is a step of this rank's own work."""
         if step > self._step:
             self.plan.close_record()
             self._step = step

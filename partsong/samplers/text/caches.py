@@ -57,7 +57,7 @@ class NoCache(TextCache):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixCache(TextCache):
-    """Keeps the keys of everything before the first block at work.
+    """Keeps the keys of everything before the first active block.
 
     Source: Fast-dLLM, arXiv 2505.22618.
 
@@ -75,7 +75,7 @@ class PrefixCache(TextCache):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DualCache(TextCache):
-    """Keeps the keys of everything but the blocks at work, so also of the masks after them.
+    """Keeps the keys of everything but the active blocks, so also of the masks after them.
 
     Source: Fast-dLLM, arXiv 2505.22618.
 
@@ -84,7 +84,7 @@ class DualCache(TextCache):
     """
 
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
-        """Returns the blocks at work."""
+        """Returns the active blocks."""
         return work.places
 
 
@@ -113,10 +113,10 @@ class DelayedCache(TextCache):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VicinityCache(TextCache):
-    """Keeps the keys of everything but the blocks at work and their neighbourhood.
+    """Keeps the keys of everything but the active blocks and their neighbourhood.
 
     Attributes:
-        radius: positions on either side of the blocks at work that are computed as well.
+        radius: positions on either side of the active blocks that are computed as well.
 
     Source: dInfer's vicinity refresh, arXiv 2510.08666.
 
@@ -127,7 +127,7 @@ class VicinityCache(TextCache):
     radius: Annotated[int, Whole(0)] = 16
 
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
-        """Returns the blocks at work and what lies near them."""
+        """Returns the active blocks and what lies near them."""
         places = torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device)
         first = torch.where(work.places, places, places.numel()).amin(1, keepdim=True) - self.radius
         last = torch.where(work.places, places, -1).amax(1, keepdim=True) + self.radius

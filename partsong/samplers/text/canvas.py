@@ -25,7 +25,7 @@ class Grid:
     Attributes:
         block_size: positions of a block.
         origin: where the first block begins: at the first token of the "sequence", or after the "prompt".
-        open_blocks: blocks at work at once. With more than one, a block joins as soon as the one before it has
+        open_blocks: active blocks at a time. With more than one, a block joins as soon as the one before it has
             decided `open_at` of its positions (D2F, arXiv 2508.09192; d3LLM's multi-block decoding).
         open_at: a fraction.
     """
@@ -42,7 +42,7 @@ class Work:
 
     Attributes:
         front: int64 `[B]`, the first block with something pending; the largest integer where nothing is.
-        places: bool `[B, L]`, positions of the blocks at work.
+        places: bool `[B, L]`, positions of the active blocks.
         low: int64 `[B]`, the lowest group among them.
         high: int64 `[B]`, the highest.
     """
@@ -71,7 +71,7 @@ class Canvas:
         step: int64 `[B]`, steps a text has made.
         decided_at: int64 `[B, L]`, the step in which a position got its token; -1 for what was given.
         decided_by: int64 `[B, L]`, the number in `tally.KINDS` of the forward that decided a position.
-        front: int64 `[B]`, the first block at work; -1 before the first step.
+        front: int64 `[B]`, the first active block; -1 before the first step.
         block_step: int64 `[B]`, steps since that block began.
         block_total: int64 `[B]`, undecided positions when it began.
         grid: how it is cut.
@@ -118,7 +118,7 @@ class Canvas:
         )
 
     def _open_until(self, front: Tensor, inside: Tensor) -> Tensor:
-        """Returns the last block at work `[B]`."""
+        """Returns the last active block `[B]`."""
         last = front
         for _ in range(self.grid.open_blocks - 1):
             mine = (self.block == last[:, None]) & self.free & inside

@@ -85,7 +85,7 @@ class Loop:
         return events
 
     def _look(self, number: int) -> Look:
-        """Reads the positions at work with one forward."""
+        """Reads the active positions with one forward."""
         canvas = self.canvas
         work = canvas.work()
         canvas.begin(work.front)

@@ -112,7 +112,7 @@ def check_verify(verify: int, rule: Rule, cache: TextCache, adapter: TextAdapter
     exact = adapter.attention == "block_causal" and isinstance(cache, PrefixCache)
     if not (exact or isinstance(cache, NoCache) or cache.refresh_every == 1):
         raise UnsupportedError(
-            f"{type(cache).__name__} keeps keys of the step before, and steps that are checked together have none "
+            f"{type(cache).__name__} keeps keys of the previous step, and steps that are checked together have none "
             f"before them; use cache='none' with verify, or 'prefix' with block diffusion"
         )
 

@@ -28,7 +28,7 @@ class View:
     Attributes:
         real: bool, the others are filler: probabilities 0, entropy infinite.
         index: int64, position within the text.
-        block: int64, 0 for the first block at work, 1 for the next.
+        block: int64, 0 for the first active block, 1 for the next.
         undecided: bool.
         current: int64, the present token.
         token: int64, drawn from the model's distribution; its argmax at temperature 0.

@@ -37,7 +37,7 @@ class Quota(Rule):
 
     Attributes:
         per_step: tokens per step.
-        steps: steps per block instead: its undecided positions are dealt out evenly, the remainder to the first steps.
+        steps: steps per block instead: its undecided positions are distributed evenly, the rest to the first steps.
         by: the meaning of "surest": "max_prob", "margin" (to the runner-up), "entropy", "random" or "left" (to right).
 
     Source: LLaDA, arXiv 2502.09992; Dream's margin and entropy orders, arXiv 2508.15487.

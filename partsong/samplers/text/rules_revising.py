@@ -273,7 +273,7 @@ class _Moves:
             self.token[row, place] = -1 if item is None else item
 
     def choice(self) -> Choice:
-        """Returns what is to be written."""
+        """Returns the final choice."""
         pending = self.base.pending | self.undecided
         moved = (self.count > 0)[:, None] & self.view.real
         return Choice(

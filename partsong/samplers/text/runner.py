@@ -258,7 +258,7 @@ def _check_module(module: PreTrainedModel, adapter: TextAdapter) -> None:
             f"which is not known to use the masks, positions and keys it is given"
         )
     if module.training:
-        raise ArgumentError(f"{type(module).__name__} is in training mode, where dropout is at work: call .eval()")
+        raise ArgumentError(f"{type(module).__name__} is in training mode, where dropout is active: call .eval()")
     check_attention(module)
     if config.model_type in DECODERS and (why := why_keys_cannot_be_kept(config)) is not None:
         raise UnsupportedError(why)

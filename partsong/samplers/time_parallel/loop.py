@@ -114,7 +114,7 @@ def _rehearsed(plan: Plan, arguments: dict[str, Any], stack: ExitStack) -> Rehea
     call = stack.enter_context(call_pipeline(plan, arguments))
     _keep_prompts(call, prompts)
     rehearsal = rehearse(call, key, first, seed=seed)
-    if rehearsal.is_over:  # it makes fewer steps than its scheduler has, which nobody could know
+    if rehearsal.is_over:  # it makes fewer steps than its scheduler has, unpredictably
         num_steps, call = len(rehearsal.steps), stack.enter_context(call_pipeline(plan, arguments))
         answers = iter(rehearsal.outputs)
         rehearsal = rehearse(call, key, lambda named: next(answers), seed=seed, num_steps=num_steps)

@@ -23,7 +23,7 @@ __all__ = ["Floor"]
 
 
 class Floor:
-    """Holds the jobs at work on one rank.
+    """Holds the jobs running on one rank.
 
     Args:
         model: what runs them.

@@ -60,7 +60,7 @@ class Front:
         settings: what the replica serves.
         model: what runs it.
         mesh: all ranks.
-        floor: the jobs at work on this rank.
+        floor: the jobs running on this rank.
         calls_per_step: how often the pipeline calls its model in a step.
         forecast: predicts the memory of jobs; None where it cannot.
     """
