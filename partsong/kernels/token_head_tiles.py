@@ -39,7 +39,7 @@ def tiles_for(num_rows: int, dtype: torch.dtype, *, drawn: bool, capability: int
     Args:
         num_rows: N.
         dtype: that of the inputs.
-        drawn: whether there is noise.
+        drawn: whether noise is added.
         capability: compute capability of the device, major number.
     """
     if dtype is torch.float32:

@@ -39,8 +39,8 @@ class JobMemory:
     """Says how many bytes the fullest rank needs for a job; zeros where unknown.
 
     Attributes:
-        weights: that it holds whichever job it makes.
-        working: at the peak of the job, beside the weights.
+        weights: bytes of weights, the same for every job.
+        working: further bytes at the peak of the job.
     """
 
     weights: int = 0

@@ -80,7 +80,7 @@ class Roster:
         for name in self._moving:
             loads[self._places[name]] -= 1
         moves = []
-        # Where a job that is on its way will go is not known yet, but it goes where least is to do.
+        # A job in transit has no known destination yet; it is counted at the least busy replica.
         for _ in self._moving:
             loads[min(loads, key=lambda number: (loads[number], number))] += 1
         while len(loads) > 1:

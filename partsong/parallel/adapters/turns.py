@@ -134,8 +134,8 @@ class Woven(FrameTurns):
         config: Any = module.config
         if named.get(self.refused) is not None:
             raise UnsupportedError(
-                f"{self.refused} was given, and places of tokens that a call gives are not known to move with the "
-                "frames of a block; use ClipParallel"
+                f"{self.refused} was given, and token positions passed by the caller are not known to move with "
+                "the frames of a block; use ClipParallel"
             )
         scale = named.get(self.scale)
         return 1.0 if scale is None else float(scale[0]) * config["patch_size_t"] / self.length

@@ -97,8 +97,8 @@ class ExpectedArguments:
                 if differs:
                     raise UnsupportedError(
                         f"CfgParallel: in the last step, call {branch + 1} of the model had another "
-                        f"{'.'.join(map(str, path))} than the steps before let expect, which made this generation "
-                        "wrong; leave CfgParallel out"
+                        f"{'.'.join(map(str, path))} than in earlier steps, which made this generation wrong; "
+                        "leave CfgParallel out"
                     )
 
 

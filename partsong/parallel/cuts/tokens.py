@@ -177,7 +177,7 @@ class SequenceParallel(TokenCuts):
                 mask = mask.to("meta")  # in a prediction it may have been made from tensors with values
             number, samples, by_stream = self._next_call(layer, streams)
             sizes = totals(by_stream, streams)
-            # Frames folded into the batch make it more than the samples, branches left out of attention less.
+            # Folded frames enlarge the batch, skipped branches shrink it.
             self._folds[layer] = Fraction(len(query), samples)
             key, value = self._once_per_group(query, key, value, layer)
             local = sizes[self.axis.index]

@@ -37,7 +37,7 @@ class KnownValues:
         return self._facts[places, key][1]  # type: ignore[return-value]
 
     def put(self, fact: object, *tensors: Tensor, key: Hashable = None) -> None:
-        """Remembers a fact that was found otherwise, such as those of many tensors by one look at all."""
+        """Remembers a fact that was computed elsewhere, such as the facts of many tensors computed in one pass."""
         places = tuple(map(_place, tensors))
         if None in places:
             return

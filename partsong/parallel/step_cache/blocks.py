@@ -236,8 +236,8 @@ class CachedBlocks:
         samples, shape = len(self._memory.skips), entering.shape[1:]
         if self._pass.rows is not None and shape != self._shape:
             raise UnsupportedError(
-                f"StepCache on {self.denoiser.adapter.model}: some samples of this batch have other lengths without "
-                "the others; call it with samples of one length, or with one at a time"
+                f"StepCache on {self.denoiser.adapter.model}: some samples of this batch differ in length when run "
+                "alone; call it with samples of one length, or with one at a time"
             )
         self._shape = shape
         if self._pass.rows is None and samples > 1 and len(entering) != samples:

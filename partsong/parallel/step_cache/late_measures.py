@@ -82,7 +82,7 @@ class LateInputChange(_Late, InputChange):
         if measured is None:
             return [math.inf] * len(self._restarts)
         changes = [self._output_change(change) for change in measured]
-        # The change that led to a computed step is not one since that step.
+        # Changes are summed since the last computed step, so do not count the one that led to it.
         news = zip(self._sums, changes, self._restarts, strict=True)
         self._sums = [total if restarts else total + change for total, change, restarts in news]
         return [total + change for total, change in zip(self._sums, changes, strict=True)]

@@ -13,7 +13,7 @@ _FACTORS = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio", "vae_
 
 
 def temporal_factor(pipe: Any) -> int | None:
-    """Returns how many frames of video a latent frame after the first stands for; None where a pipeline has no such."""
+    """Returns how many frames of video a latent frame after the first stands for; None without time compression."""
     return next((int(getattr(pipe, name)) for name in _FACTORS if hasattr(pipe, name)), None)
 
 

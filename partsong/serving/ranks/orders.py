@@ -88,7 +88,7 @@ def compare_ranks(axis: Axis, outcome: float, failed: int, spent: Spent) -> tupl
     for place, row in enumerate(table):
         if row[0] != table[0][0]:
             rank = axis.ranks[place]
-            raise RankError(f"rank {rank} came to another end of a step than rank {axis.ranks[0]}", rank)
+            raise RankError(f"rank {rank} ended the step differently than rank {axis.ranks[0]}", rank)
     return tuple(Spent(int(row[2]), row[3]) for row in table), len({row[1] for row in table}) > 1
 
 
