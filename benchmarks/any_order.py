@@ -1,6 +1,6 @@
 """Reads facts of pictures that were decided in any order: ``python benchmarks/any_order.py``.
 
-One model, three curves: groups of LPD from 64 steps down to 4, with what they lose where an idea of theirs is left out;
+One model, three curves: groups of LPD from 64 steps down to 4, with their loss when one of their ideas is left out;
 guesses that are checked (ASSD), and windows that settle (keyed Jacobi), for which forwards are counted and tokens are
 compared with those of one token a forward.
 """

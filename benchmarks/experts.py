@@ -1,4 +1,4 @@
-"""Reads facts of experts that were trained apart: ``python benchmarks/experts.py --run RUN``.
+"""Reads facts of separately trained experts: ``python benchmarks/experts.py --run RUN``.
 
 RUN is the folder of zoo/recipes/train_shapes_experts.py. It compares the mixture, full and with the largest weights
 only, at several temperatures of the router, with the monolith of equal compute and with the model that all began as.
@@ -42,7 +42,7 @@ class Config:
 
 
 def cases() -> dict[str, ExpertParallel]:
-    """Lists what is asked of the mixture, by name."""
+    """Lists the settings of the mixture, by name."""
     named = {"top 1": ExpertParallel(top_k=1)}
     for top_k, words in ((2, "top 2"), (EXPERTS, "all")):
         for warmth in TEMPERATURES:

@@ -1,7 +1,7 @@
 """Writes the result files of benchmarks: a .json with everything that was measured, a .md with a table of it.
 
-benchmarks/README.md says where they go and what they hold. Both say what else kept the processors busy, before the
-benchmark and while it ran: importing this begins the watch.
+benchmarks/README.md says where they go and what they hold. Both record the load of other programs, before the
+benchmark and while it ran: importing this starts the watch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def file_result(
     Args:
         out: path of both files without suffix.
         script: the benchmark, as its ``__file__``.
-        rows: what was measured.
+        rows: the measurements.
         title: heading of the page; the date is added.
         note: a few sentences on what was measured and how.
         table: the rows as a Markdown table.

@@ -1,4 +1,4 @@
-"""Measures what ParScale's streams cost and what they gain.
+"""Measures the cost and the gain of ParScale's streams.
 
 ``python benchmarks/parscale.py cost`` times P = 1, 2, 4 and 8 streams of one model beside wider models of the same
 predicted loss, in turn in one process. It also computes the cost for a model of 1.6 billion parameters on a GPU.
@@ -62,7 +62,7 @@ def large_model() -> Qwen2Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """Files what the recipe measured."""
+    """Files the recipe's measurements."""
 
     out: Path = result_path(__file__, "trained")
     """Result files without suffix."""

@@ -120,7 +120,7 @@ def main(config: Config) -> None:
         try:
             for measure in (_throughput, _fairness, _first_partial, _cancels, _soak, _kills):
                 rows += measure(server, config)
-            load = watch.report()  # while the ranks are there: what they took is not known once they have ended
+            load = watch.report()  # while the ranks run: their memory is not known once they have ended
         finally:
             server.end()
     lines = [(row["name"], row["value"], row["bar"]) for row in rows]
@@ -168,7 +168,7 @@ def _timed(work: Callable[[], Any]) -> float:
 
 
 def _fairness(server: Server, config: Config) -> list[dict[str, Any]]:
-    """Lets clients of three sizes ask again and again, and compares what they wait with their fair share."""
+    """Lets clients of three sizes send requests repeatedly, and compares their waits with their fair share."""
     sizes = ["64x64"] * 5 + ["96x96", "128x128"]
     alone = {size: min(server.draw(1, size=size) for _ in range(3)) for size in dict.fromkeys(sizes)}
     end, waits = time.perf_counter() + 30.0, []
@@ -249,7 +249,7 @@ def _soak(server: Server, config: Config) -> list[dict[str, Any]]:
     before: dict[int, int] = {}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         asking = [pool.submit(ask) for _ in range(2)]
-        # What a process needs for its first pictures is no growth.
+        # Memory for a process' first pictures does not count as growth.
         while time.perf_counter() < end - 0.9 * config.soak:
             time.sleep(1.0)
         before = {process.pid: process.memory_full_info().uss for process in server.processes()}
@@ -262,7 +262,7 @@ def _soak(server: Server, config: Config) -> list[dict[str, Any]]:
 
 
 def _kills(server: Server, config: Config) -> list[dict[str, Any]]:
-    """Kills ranks and the server at random under load, and counts what was lost, done twice or left open."""
+    """Kills ranks and the server at random under load, and counts jobs that were lost, done twice or left open."""
     if not config.kills:
         return []
     drawn, finished, load = random.Random(0), dict[str, Any](), _Load(server)

@@ -88,12 +88,12 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def _strategies() -> Mapping[str, type[Strategy]]:
-    """The strategy classes by their own names; loads torch."""
+    """Returns the strategy classes by their names; loads torch."""
     return {row.strategy.__name__: row.strategy for row in import_module(_REGISTRY).BUILT_IN}
 
 
 def __getattr__(name: str) -> Any:
-    # The registry names the strategies, and reading it loads torch: so `__all__` is made when somebody asks for it.
+    # The registry names the strategies, and reading it loads torch, so `__all__` is made on demand.
     if name == "__all__":
         return sorted([*_HOME_OF, *_strategies()])
     if name in _HOME_OF:

@@ -1,4 +1,4 @@
-"""Says where measurements of machines are kept, and whether there are any, without loading torch."""
+"""Says where measurements of machines are kept, and whether any exist, without loading torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["any_calibration", "calibration_folder", "not_measured"]
 
-#: How the file of a machine is called: its hardware, and the number of ranks that were measured.
+#: Name of a machine's file: its hardware, and the number of ranks that were measured.
 FILE_NAME = "{hardware}-*-ranks.json"
 
 
@@ -19,7 +19,7 @@ def calibration_folder() -> Path:
 
 
 def any_calibration() -> bool:
-    """Says whether some machine was measured, be it this one or another."""
+    """Says whether any machine was measured."""
     return any(calibration_folder().glob(FILE_NAME.format(hardware="*")))
 
 

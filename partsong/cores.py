@@ -8,7 +8,7 @@ __all__ = ["usable_cores"]
 
 
 def usable_cores() -> int:
-    """Returns the number of cores this process may use, which in a container are fewer than the machine has.
+    """Returns the number of cores this process may use; in a container that is fewer than the machine has.
 
     Example:
         >>> usable_cores() >= 1

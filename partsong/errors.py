@@ -11,7 +11,7 @@ __all__ = ["ArgumentError", "ArgumentTypeError", "DistributedError", "PartsongEr
 
 
 class PartsongError(Exception):
-    """Is the root of every error raised on purpose by partsong."""
+    """Is the base class of every error that partsong raises on purpose."""
 
 
 class ArgumentError(PartsongError, ValueError):

@@ -1,4 +1,4 @@
-"""Knobs of strategies, rules, caches and ways to think: their bounds, said once in annotations, and their text form.
+"""Knobs of strategies, rules, caches and thinking methods: bounds, stated once in annotations, and text form.
 
 A bound stands in the annotation, as in ``num: Count`` or ``window: Annotated[int, Whole(0)] | None``. `check_knobs`
 checks the fields of a dataclass, or the arguments of a function, against it. As text, knobs are ``NAME:key=value,...``.
@@ -41,10 +41,10 @@ __all__ = [
 
 @runtime_checkable
 class Bound(Protocol):
-    """What an annotation may say about a knob's values."""
+    """Bounds a knob's values in its annotation."""
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is allowed."""
+        """Says whether a value is allowed."""
         ...
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Whole:
 
     Attributes:
         low: the least.
-        high: the most; None is no limit.
+        high: the most; None sets no limit.
         why: a reason, shown in the error.
 
     Example:
@@ -71,7 +71,7 @@ class Whole:
     why: str = ""
 
     def holds(self, value: Any) -> bool:
-        """Whether it is an integer within the bounds; True and False are none."""
+        """Says whether a value is an integer within the bounds; True and False do not count."""
         if isinstance(value, bool) or not isinstance(value, int):
             return False
         return self.low <= value and (self.high is None or value <= self.high)
@@ -103,7 +103,7 @@ class Number:
     below: bool = False
 
     def holds(self, value: Any) -> bool:
-        """Whether it is a finite number within the bounds."""
+        """Says whether a value is a finite number within the bounds."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return False
         is_left_out = (self.above and value == self.low) or (self.below and value == self.high)
@@ -132,7 +132,7 @@ class Digits:
     allowed: str
 
     def holds(self, value: Any) -> bool:
-        """Whether it is such a word."""
+        """Says whether a value is such a word."""
         return isinstance(value, str) and value != "" and set(value) <= set(self.allowed)
 
     def __str__(self) -> str:
@@ -193,7 +193,7 @@ def check_knobs(hints: Mapping[str, Any], values: Mapping[str, Any], owner: str 
 
 @functools.cache
 def type_hints(thing: Any) -> Mapping[str, Any]:
-    """The annotations of a class or function by name, `Annotated` kept."""
+    """Returns the annotations of a class or function by name, `Annotated` kept."""
     return get_type_hints(thing, include_extras=True)
 
 
@@ -213,7 +213,7 @@ def check_value(name: str, value: Any, hint: Any, owner: str = "") -> None:
 
 
 def _holds(value: Any, kind: Any) -> bool:
-    """Whether a value fits one alternative of an annotation; types without bounds fit anything but None."""
+    """Says whether a value fits one alternative of an annotation; types without bounds accept anything but None."""
     origin = get_origin(kind)
     if origin is Annotated:
         return all(bound.holds(value) for bound in kind.__metadata__ if isinstance(bound, Bound))
@@ -255,17 +255,17 @@ def _listed(values: Iterable[Any]) -> str:
 
 
 def kebab(name: str) -> str:
-    """A class name as command lines spell it: ``DisplacedPatch`` is ``displaced-patch``."""
+    """Spells a class name as command lines do: ``DisplacedPatch`` is ``displaced-patch``."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
 
 
 def by_name(classes: Iterable[type]) -> Mapping[str, Any]:
-    """Classes by their `kebab` names, in order."""
+    """Returns classes by their `kebab` names, in order."""
     return MappingProxyType({kebab(c.__name__): c for c in classes})
 
 
 def _knob_types(kind: Any) -> dict[str, Any]:
-    """Returns the types of a dataclass' fields; what it says of the class as a whole is no knob."""
+    """Returns the types of a dataclass' fields; class variables are not knobs."""
     hints = _plain_hints(kind)
     return {knob.name: hints[knob.name] for knob in fields(kind)}
 
@@ -318,7 +318,7 @@ def read_knobs(
 
 
 def format_knobs(value: Any, classes: Mapping[str, Any]) -> str:
-    """Writes an instance as `parse_knobs` reads it: ``NAME:key=value,...`` with the knobs that are not the default.
+    """Writes an instance as `parse_knobs` reads it: ``NAME:key=value,...`` with the knobs that differ from defaults.
 
     Example:
         >>> from partsong.samplers.text.rules import Quota
@@ -336,7 +336,7 @@ def format_knobs(value: Any, classes: Mapping[str, Any]) -> str:
 
 
 def _read(owner: str, types: Any, key: str, text: str) -> Any:
-    """A knob's value: a number where it takes numbers, a word for words, ``3+5`` or ``8-4-1`` for several, ``none``."""
+    """Reads a knob's value by its types: a number, a word, ``3+5`` or ``8-4-1`` for several numbers, or ``none``."""
     several = get_origin(types) in (Union, UnionType)
     accepted = set(get_args(types)) if several else {types}
     words = {str(value): value for kind in accepted if get_origin(kind) is Literal for value in get_args(kind)}

@@ -1,7 +1,7 @@
 """Records what a run computed, moved and spent, as append-only JSON lines.
 
 A `Ledger` is active inside its ``with`` block. Code called there reports to it through `count`, which costs one
-look-up when no ledger is active. One line is written per rank and step, in one format for images, text and
+look-up if no ledger is active. One line is written per rank and step, in one format for images, text and
 reasoning.
 
 Example:

@@ -1,4 +1,4 @@
-"""Lets a process do without libraries that others import where they find them, so that it starts sooner."""
+"""Hides installed libraries that other packages would import if present, so that a process starts sooner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["leave_out", "left_out"]
 def leave_out(*names: str) -> None:
     """Makes libraries look as if they were not installed, for the rest of this process.
 
-    Only the main program may do so, and only before anything has looked for them: diffusers asks once what there is.
+    Only the main program may do this, and only before anything has looked for them: diffusers checks only once.
 
     Args:
         *names: top-level packages; those that are imported already stay.
@@ -25,5 +25,5 @@ def leave_out(*names: str) -> None:
 
 
 def left_out() -> list[str]:
-    """Returns what this process does without."""
+    """Returns the libraries that this process has hidden."""
     return [name for name, module in sys.modules.items() if module is None and "." not in name]

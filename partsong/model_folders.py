@@ -14,17 +14,17 @@ from partsong.errors import ArgumentError, PartsongError
 
 __all__ = ["DENOISERS", "model_folder", "read_settings", "text_encoders"]
 
-#: What a pipeline calls its denoisers, one or two of them.
+#: Names of a pipeline's denoisers, of which it has one or two.
 DENOISERS = ("transformer", "transformer_2", "unet")
 
-#: The file that a folder's settings are in, which tells what its model makes.
+#: The file with a folder's settings, which shows what its model makes.
 SettingsFile = Literal["config.json", "model_index.json"]
 _MAKES: dict[str, str] = {"config.json": "text", "model_index.json": "images or videos"}
 
 #: Fetches a model from the hub, or, where the second argument is True, finds it in the local cache.
 Download = Callable[[str, bool], Path]
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-#: Weights, configurations and tokenizers are fetched of a language model: no code, no pickles, nothing twice.
+#: What is fetched of a language model: weights, configurations and tokenizers; no code, no pickles, nothing twice.
 _FETCHED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 _NOT_FETCHED = ["original/*", "consolidated*"]
 
@@ -40,7 +40,7 @@ def model_folder(
 
     Args:
         name: a folder here, else a model of the zoo, else a hub id such as "owner/name". A `Path` is a folder here.
-        settings: the file that says what the model is.
+        settings: name of the file that describes the model.
         others: names of further models, each with a function that returns its folder.
         download: fetches a model from the hub. Default: what a language model needs, without code and pickles.
 
@@ -117,7 +117,7 @@ def _from_hub(name: str, settings: str, download: Download) -> Path:
 
     offline = ""
     try:
-        # One request with a short limit: a download would try for half a minute.
+        # One request with a short timeout: a download would retry for half a minute.
         files = [file.rfilename for file in HfApi().model_info(name, timeout=10).siblings or ()]
         if files and settings not in files:
             raise ArgumentError(f"{name} on the hub holds no model that makes {_MAKES[settings]}: it has no {settings}")

@@ -33,7 +33,7 @@ __all__ = [
     "write_text",
 ]
 
-#: What an infinite psnr is written as in JSON, which has no infinity.
+#: Stands for an infinite psnr in JSON, which has no infinity.
 PSNR_OF_EQUAL = 999.0
 
 
@@ -50,7 +50,7 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
         try:
             folder = target.resolve().parent
             folder.mkdir(parents=True, exist_ok=True)
-            # Only creating a file tells: permission bits say nothing on read-only or full file systems.
+            # Only creating a file shows it: permission bits say nothing on read-only or full file systems.
             with tempfile.NamedTemporaryFile(dir=folder, prefix=".partsong-"):
                 pass
         except (OSError, RuntimeError) as error:  # links in a circle are a RuntimeError
@@ -62,7 +62,7 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
 
 
 def _is_written_through(target: Path) -> bool:
-    """Says whether something is written into as it is: a pipe, a device, or the program's own output."""
+    """Says whether a target is written directly: a pipe, a device, or the program's own output."""
     return target.exists() and (not target.is_file() or any(target.is_relative_to(root) for root in ("/dev", "/proc")))
 
 
@@ -123,7 +123,7 @@ def write_json(path: str | os.PathLike[str] | None, values: Mapping[str, Any]) -
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Writes a text in UTF-8, replacing the file in one step; what UTF-8 cannot hold is written as an escape.
+    """Writes a text in UTF-8, replacing the file in one step; what UTF-8 cannot encode is written as an escape.
 
     Raises:
         ArgumentError: the place is not writable.
@@ -160,7 +160,7 @@ def _pair(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _to_float(image: Any) -> np.ndarray:
-    """Returns float64 in [0, 1] with the dims as they come, so whole batches and videos can be compared too."""
+    """Returns float64 in [0, 1] with unchanged dims, so whole batches and videos can be compared too."""
     import numpy as np
 
     if hasattr(image, "detach"):
@@ -170,7 +170,7 @@ def _to_float(image: Any) -> np.ndarray:
     elif isinstance(image, list | tuple):
         return np.stack([_to_float(item) for item in image])
     elif hasattr(image, "getbands"):
-        # The bytes of a palette image are numbers of colours, not colours.
+        # The bytes of a palette image are indices of colours, not colours.
         image = image if image.mode in ("L", "RGB", "RGBA") else image.convert("RGB")
     elif not isinstance(image, np.ndarray):
         raise ArgumentTypeError(f"an image is a PIL image, an array or a tensor, found {type(image).__name__}")
@@ -239,7 +239,7 @@ def _plain(value: Any, where: str) -> Any:
 
 @contextmanager
 def _replace_when_complete(target: Path) -> Iterator[IO[bytes]]:
-    """Opens a file that takes the place of `target` only once it is complete; what is no regular file is written into.
+    """Opens a file that replaces `target` only once it is complete; pipes and devices are written directly.
 
     Raises:
         OutputError: there is no room, or the place is gone.
@@ -255,7 +255,7 @@ def _replace_when_complete(target: Path) -> Iterator[IO[bytes]]:
 def _written_into(target: Path) -> Iterator[IO[bytes]]:
     content = io.BytesIO()
     yield content
-    # Output that leads to a file is not cut off.
+    # Standard output that is redirected to a file is not truncated.
     with target.open("ab") as file:
         file.write(content.getbuffer())
 

@@ -16,7 +16,7 @@ import threading
 
 __all__ = ["end_with_parent", "guard", "outlive_parent"]
 
-#: Of Linux: which signal a process gets when the thread that started it ends.
+#: Linux's option of prctl for the signal that a process gets when the thread that started it ends.
 _PARENT_DEATH_SIGNAL = 1
 
 
@@ -26,7 +26,7 @@ def end_with_parent() -> None:
 
 
 def outlive_parent() -> None:
-    """Takes `end_with_parent` back."""
+    """Undoes `end_with_parent`."""
     _ask_for(0)
 
 
@@ -38,7 +38,7 @@ def _ask_for(number: int) -> None:
 def guard(grace: float, command: list[str]) -> int:
     """Runs a command until it ends, or until there is nothing more to read; returns its exit status.
 
-    The command has `grace` seconds to end by itself before it is killed.
+    The command gets `grace` seconds to end by itself before it is killed.
     """
     # This process has only one thread yet, so the child may run Python code before it becomes the command.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=end_with_parent)

@@ -1,6 +1,6 @@
-"""Finds what other packages add: strategies, adapters, ways to think and small models, by entry points.
+"""Finds what other packages add by entry points: strategies, adapters, thinking methods and small models.
 
-A package names its things in its ``pyproject.toml``::
+A package names what it adds in its ``pyproject.toml``::
 
     [project.entry-points."partsong.strategies"]
     my-strategy = "my_package.my_strategy:MyStrategy"
@@ -25,14 +25,14 @@ Row = TypeVar("Row")
 
 
 class Registry(Mapping[str, Row]):
-    """Maps names to what this package brings and, from the first look on, to what other packages add.
+    """Maps names to what this package has and, from the first access on, to what other packages add.
 
-    A plug-in that cannot be loaded, is not what the group holds, or bears a name that is taken is left out with one
-    warning; the others stay. Nothing of another package is imported before somebody looks.
+    A plug-in that cannot be loaded, is of another kind than its group, or has a name that is taken is left out with one
+    warning; the others stay. Nothing of another package is imported before the first access.
 
     Args:
-        group: of the entry points, such as ``partsong.strategies``.
-        built_in: what this package brings, in order.
+        group: group of entry points, such as ``partsong.strategies``.
+        built_in: the rows of this package, in order.
         name: returns the name of a row.
         read: turns what an entry point loads into a row, and raises where it cannot.
 
@@ -49,7 +49,7 @@ class Registry(Mapping[str, Row]):
         self._built_in = {name(row): row for row in built_in}
 
     def __getitem__(self, name: str) -> Row:
-        # A plug-in that is being loaded may look up what it derives from.
+        # A plug-in may look up its base class here while it is being loaded.
         return self._built_in[name] if name in self._built_in else self._rows[name]
 
     def __iter__(self) -> Iterator[str]:

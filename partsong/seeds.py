@@ -1,8 +1,8 @@
-"""Draws noise that depends on the seed and the position only: the same image on 1, 2, 3 or 4 ranks.
+"""Draws noise that depends only on the seed and the position: the same image on 1, 2, 3 or 4 ranks.
 
 Element i of the whole tensor is a pure function of (seed, i), so a rank draws its shard without its neighbours and
-gets exactly the slice of the whole, in any batch order and for any model dtype. The bits come from Philox4x32-10
-(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), which is integer arithmetic, and become
+gets exactly its slice of the whole, in any batch order and for any model dtype. The bits come from Philox4x32-10
+(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), in integer arithmetic, and become
 Gaussian through the inverse distribution function AS 241 (Wichura, Applied Statistics 37, 1988) with a logarithm of
 our own. Only + - * / sqrt on float64 are used, which IEEE 754 rounds in one way: library logarithms and cosines
 differ in the last bit between the vector loop and its remainder, hence between a shard and the whole.
@@ -87,13 +87,13 @@ def derive(seed: int, *labels: str | int) -> int:
     for label in labels:
         if isinstance(label, bool) or not isinstance(label, str | int):
             raise ArgumentTypeError(f"a label of derive is text or an int, found {label!r}")
-        # repr quotes text, so no two lists of labels read alike.
+        # repr quotes text, so different lists of labels never look the same.
         text += f"/{label!r}"
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
 def for_images(seed: int, num: Annotated[int, Whole(0)], *, first: Annotated[int, Whole(0)] = 0) -> list[int]:
-    """Returns the seeds of samples first, first + 1, ... of a run: sample i has the same one alone and in any batch.
+    """Returns the seeds of samples first, first + 1, ... of a run: sample i has the same seed in any batch.
 
     Args:
         seed: the run's seed.
@@ -108,7 +108,7 @@ def for_images(seed: int, num: Annotated[int, Whole(0)], *, first: Annotated[int
 def generators(seed: int, num: int, device: str | torch.device = "cpu", *, first: int = 0) -> list[torch.Generator]:
     """Returns one generator per image for a pipeline's ``generator=``: image i is the same in any batch.
 
-    Their seeds are those of `for_images`. They draw on `device`: "cpu" gives the same noise whatever the model runs on.
+    Their seeds are those of `for_images`. They draw on `device`: "cpu" gives the same noise for a model on any device.
     """
     import torch
 
@@ -136,8 +136,8 @@ def noise(
         device: device of the result; the values do not depend on it (they are computed on the CPU).
 
     Raises:
-        ArgumentError: a seed, shape or box that cannot be.
-        ArgumentTypeError: a seed that is no integer or a dtype that is not floating.
+        ArgumentError: a seed, shape or box is impossible.
+        ArgumentTypeError: a seed is not an integer, or the dtype is not floating.
     """
     return _draw(seed, _NORMAL, _to_normal, shape, start, full_shape, dtype, device)
 
@@ -161,7 +161,7 @@ def uniform(
 
 
 def uniform_rows(seeds: Sequence[int], count: int) -> Tensor:
-    """Draws for each of many seeds what `uniform` draws, ``[len(seeds), count]`` in float32, all at once.
+    """Draws what `uniform` draws for each of many seeds at once, ``[len(seeds), count]`` in float32.
 
     >>> import torch
     >>> torch.equal(uniform_rows([3, 4], 5)[1], uniform(4, (5,)))
@@ -213,7 +213,7 @@ def _draw(
         index = positions[low : low + _CHUNK]
         zero = torch.zeros_like(index)
         words = philox((index & _WORD, (index >> 32) & _WORD, zero, zero + stream), (seed & _WORD, seed >> 32))
-        # 53 bits of the first two words: as many as a float64 between 0.5 and 1 can tell apart.
+        # 53 bits of the first two words: as many as a float64 between 0.5 and 1 can distinguish.
         flat[low : low + _CHUNK] = finish((words[0] << 21) | (words[1] >> 11))
     return result if device is None else result.to(device)
 
@@ -273,8 +273,8 @@ def philox(
     left, right, *rooms = (torch.empty(shape, dtype=torch.int64, device=a.device) for _ in range(6))
     low, high = key
     for turn in range(_ROUNDS):
-        # The product wraps around 2**64 in int64, which keeps its bits. Copies of the sign, and what b and d hold
-        # above their words, are dropped where a and c are multiplied next, and at the end.
+        # The product wraps around 2**64 in int64, which keeps its bits. Copies of the sign, and the bits of b and
+        # d above their words, are dropped at the next multiplication of a and c, and at the end.
         first = torch.mul(a, _MULTIPLIERS[0], out=rooms[turn % 2])
         second = torch.mul(c, _MULTIPLIERS[1], out=rooms[2 + turn % 2])
         a = torch.bitwise_right_shift(second, 32, out=left).bitwise_xor_(b).bitwise_xor_(low).bitwise_and_(_WORD)

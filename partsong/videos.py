@@ -29,7 +29,7 @@ class VideoWriter:
 
     Args:
         path: file name; .mp4 (H.264) or .gif, or a name without ending for a folder of PNG files, which must be empty
-            or not there. H.264 needs even sizes, so an odd edge is repeated once.
+            or new. H.264 needs even sizes, so an odd edge is repeated once.
         fps: frames per second.
 
     Attributes:
@@ -60,7 +60,7 @@ class VideoWriter:
         """Writes images of one size, in order.
 
         Raises:
-            ArgumentError: an image of another size than the first.
+            ArgumentError: an image differs in size from the first.
             OutputError: the video cannot be written any further; what was written before can be played.
         """
         for frame in frames:

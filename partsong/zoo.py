@@ -191,11 +191,11 @@ def task_of(name: Any) -> Any:
 
 
 def knobs_for(name: Any, strategy: str, chosen: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the knobs that a zoo model needs for a way to think, such as prompts in its language.
+    """Returns the knobs that a zoo model needs for a thinking method, such as prompts in its language.
 
     Args:
         name: What a user gave as a model.
-        strategy: The name of the way to think, such as "pdr".
+        strategy: The name of the thinking method, such as "pdr".
         chosen: Names of knobs that the user has set; they stay.
 
     >>> sorted(knobs_for("sums", "pdr", ["keep"])), knobs_for("smollm2-135m", "pdr")

@@ -37,7 +37,7 @@ STEPS = ((27, 108, 168), (209, 73, 91), (42, 157, 85), (139, 95, 191), (224, 138
 
 
 def picture_steps(out: Path) -> None:
-    """Draws a picture coming into being on one process and with two strategies, and the differences."""
+    """Draws a picture step by step on one process and with two strategies, and the differences."""
     exact, approximate = (launch(steps_of, 2, each, CAPTION, SEED) for each in ("ulysses", "displaced-patch"))
     factors = (100_000, 10)
     frames = []

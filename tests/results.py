@@ -146,7 +146,7 @@ def _rules_of_a_model() -> list[Series]:
 
 
 def _thinking_of_a_model() -> list[Series]:
-    """Returns how often a trained model is right under each way to think, against all tokens that it takes."""
+    """Returns how often a trained model is right under each thinking method, against all tokens that it takes."""
     rows = (row for row in filed(FILES["sums"])["rows"] if row["task"] == "countdown")
     return [Series(row["strategy"], [(row["tokens_total"], row["accuracy"])]) for row in rows]
 

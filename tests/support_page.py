@@ -18,9 +18,9 @@ model or a pipeline. This page is written from the code by `python -m tests.tabl
 before any work and raises the reason.
 
 *exact* equals one rank up to rounding, *approximate* drifts and equals it at a setting its page names, *bounded* comes
-with a certificate. With a [wire](wires.md) Ulysses, Ring, Usp and TokenRing are *approximate*. Every cell that is not
-refused is in the tests, against the serial model: those of older families on 1 to 4 ranks, those of newer ones on 2
-ranks and, with their pipelines, on 2 and 3.
+with a certificate. With [compressed exchange](wires.md) Ulysses, Ring, Usp and TokenRing are *approximate*. Every cell
+that is not refused is in the tests, against the serial model: those of older families on 1 to 4 ranks, those of newer
+ones on 2 ranks and, with their pipelines, on 2 and 3.
 
 More ranks than there are rows, heads, blocks or tokens to share out are refused for their number, with the largest that
 fits: that depends on the size of a picture, and is in no table.

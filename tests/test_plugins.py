@@ -1,4 +1,4 @@
-"""A package that adds a strategy, an architecture and a way to think is installed, found and used."""
+"""A package that adds a strategy, an architecture and a thinking method is installed, found and used."""
 
 from __future__ import annotations
 

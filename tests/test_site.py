@@ -18,6 +18,11 @@ def test_the_site_lists_every_page() -> None:
     assert not pages - {*listed}
 
 
+def test_there_are_few_pages() -> None:
+    """Beside a page for each method; who adds one merges two others."""
+    assert len(list((ROOT / "docs").glob("*.md"))) <= 28
+
+
 @pytest.mark.full
 def test_site_builds_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="sphinx is not installed: make docs brings it")

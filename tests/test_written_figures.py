@@ -16,7 +16,7 @@ def percentages(file: str, key: str) -> set[str]:
     ("page", "file", "key"),
     [
         ("docs/few-steps.md", "steps/2026-11-26-few-steps", "facts_read"),
-        ("docs/zoo-sums.md", "thinking/2026-11-26-zoo-sums", "accuracy"),
+        ("docs/thinking-eval.md", "thinking/2026-11-26-zoo-sums", "accuracy"),
     ],
 )
 def test_a_page_has_every_share_of_its_file(page: str, file: str, key: str) -> None:

@@ -30,12 +30,12 @@ diffusers or transformers, but for `shapes-experts`, which needs that of `shapes
 one, `--model shapes` names one on the command line, and `partsong list models` lists them.
 
 *Facts read* is the part of a caption that a reader finds in the picture ([glossary](glossary.md)). Training times are
-those of the recipe on processor cores. MB are of the files that come along.
+those of the recipe on processor cores. MB are of the bundled files.
 """
 
 END = """`python -m tests.zoo_samples` draws the pictures and answers again, and `python -m tests.zoo_page` writes this
 page. To train a model of your own, see the [recipes](../recipes/README.md). More on `sums` is in
-[a model to think with](zoo-sums.md).
+[a model to think with](thinking-eval.md#a-small-model-to-think-with).
 """
 
 

@@ -31,7 +31,7 @@ CASES = [
     *(LaggedLayers(components=2, warmup_steps=4, stride=2, order=order) for order in (0, 1)),
     *(LaggedLayers(components=3, warmup_steps=4, order=order) for order in (0, 1)),
 ]
-#: Numbers of steps of the pipeline alone, for comparison.
+#: Numbers of steps of the plain pipeline, for comparison.
 FEWER = (21, 18, 16, 14)
 
 
@@ -48,7 +48,7 @@ class Config:
 
 
 def rounds(knobs: LaggedLayers, steps: int, blocks: int = 6) -> float:
-    """Returns what a generation computes one after the other, in calls of the whole model."""
+    """Returns a generation's sequential computation, in calls of the whole model."""
     longest, total = -(-blocks // (knobs.components or 1)), 0.0
     for step in range(steps):
         lag = step - knobs.warmup_steps

@@ -25,7 +25,7 @@ from partsong.parallel.exchange.wires import WIRES
 
 #: A layer of 4096 image and 128 text tokens on two ranks, a block for each: 12 heads of 64.
 BLOCK = (2112, 1, 2, 12, 64)
-#: What is sampled with, after the serial twin, a launch for each group, so that rows are filed as they come.
+#: The strategies, after the serial twin, one launch for each group, so that rows are filed as they come.
 GROUPS: dict[str, list[list[Strategy]]] = {
     "shapes": [
         [DisplacedPatch(wire="1bit"), DisplacedPatch(), Ulysses(wire="int8"), Ring(wire="1bit")],
@@ -38,7 +38,7 @@ GROUPS: dict[str, list[list[Strategy]]] = {
     ],
     "shapes-unet": [[DisplacedPatch(wire="1bit"), DisplacedPatch(), PartialPatch(wire="1bit")]],
 }
-#: What the bytes of SDXL are predicted for.
+#: The strategies for which the bytes of SDXL are predicted.
 PREDICTED: list[Strategy] = [
     DisplacedPatch(),
     DisplacedPatch(wire="int8"),

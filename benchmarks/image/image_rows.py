@@ -1,4 +1,4 @@
-"""Prints the rows of one timing, and what disturbed it, as JSON.
+"""Prints the rows of one timing, and its disturbances, as JSON.
 
 `image.py` starts it, inside a network namespace if it has a link.
 """

@@ -1,8 +1,8 @@
 """Compares the planner's predictions with this machine: ``python benchmarks/planner/planner.py``.
 
 Every setting is calibrated, timed and predicted anew. With ``--link 1gbit`` it runs in a separate network namespace
-whose loopback a token bucket slows down, which needs Linux, root and iproute2. A run that was stopped goes on with the
-setting that it was at.
+whose loopback a token bucket slows down, which needs Linux, root and iproute2. A run that was stopped continues with
+its last setting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.slow_links import run_over
 from partsong.jobs.load import LoadWatch
 
 _BEFORE = LoadWatch()
-#: How many times as fast as one process a mix has to be predicted to be worth its ranks, as in the planner.
+#: Least predicted speed-up for which a mix is worth its ranks, as in the planner.
 CLEAR = 1.1
 
 
@@ -97,7 +97,7 @@ def _page(rows: list[dict[str, Any]], choices: list[dict[str, Any]]) -> str:
 
 
 def _choices(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each setting: the mix that the planner would take, and what it costs beside the best one."""
+    """Returns for each setting the mix that the planner would take, and its time relative to the best one."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[row["link"], row["ranks"], row["model"]].append(row)

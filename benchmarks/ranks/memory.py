@@ -120,7 +120,7 @@ def _on_rank(folder: Path, mix: str) -> list[list[float]]:
             plan.target.set_progress_bar_config(disable=True)
             plan.target(**named, height=128, width=128, num_inference_steps=2, output_type="latent", generator=draw)
         table = gather(mesh, [held, loading.peak, sampling.peak], "end of a mix")
-        plan.abandon()  # the whole weights are not wanted any more
+        plan.abandon()  # the whole weights are no longer needed
         plan.undo()
         return table
 

@@ -1,4 +1,4 @@
-"""Times ranks of which one is slow, in equal parts and by shares: ``python benchmarks/ranks/unlike_ranks.py``.
+"""Times ranks with one slow rank, in equal parts and by shares: ``python benchmarks/ranks/unlike_ranks.py``.
 
 The slow rank sleeps after its matrix products, convolutions and attentions, as long as they took or several times that:
 a device of a fraction of the speed that takes nothing from this machine's processors. With ``--how work`` it makes them
@@ -87,16 +87,16 @@ class Slowed(TorchDispatchMode):
         return output
 
     def clock(self) -> float:
-        """Returns the seconds that this rank's device has been at work, whatever other programs take."""
+        """Returns the seconds that this rank's device has worked, without the time of other programs."""
         return time.thread_time() + self.slept
 
 
 @dataclass(slots=True)
 class Case:
-    """Holds one way to run a model, and what was measured of it on this rank.
+    """Holds one way to run a model, and its measurements on this rank.
 
     Attributes:
-        strategy: as the command line names it; ``serial`` is the fast rank alone.
+        strategy: as the command line names it; ``serial`` is just the fast rank.
         cut: how its tokens are cut.
         module: a copy of the model with the strategy on it.
         shares: those of the mesh.
@@ -163,7 +163,7 @@ def _step(case: Case, named: dict[str, Any], mesh: Mesh, slowed: Slowed, *, coun
 
 
 def _row(model: str, case: Case, serial: Case, mesh: Mesh) -> dict[str, Any]:
-    """Returns what was measured on all ranks; a step takes as long as the rank that is done last."""
+    """Returns the measurements of all ranks; a step takes as long as the slowest rank."""
     seconds = [max(each) for each in zip(*gather(mesh, case.seconds, "seconds"), strict=True)]
     alone = [max(each) for each in zip(*gather(mesh, serial.seconds, "seconds alone"), strict=True)]
     busy = [statistics.median(each) for each in gather(mesh, case.busy, "busy seconds")]
@@ -211,7 +211,7 @@ def main(config: Config) -> None:
         for row in rows
     ]
     spreads = {f"{row['model']} {row['strategy']} {row['cut']}": row["spread"] for row in rows}
-    title = "Ranks that are unlike, cut by their shares"
+    title = "Uneven GPUs, cut by their shares"
     table = markdown_table(columns, lines)
     file_result(config.out, __file__, rows, title, note, table, spreads=spreads)
 

@@ -1,8 +1,8 @@
 """Counts how many layer-parallel drafts are right: ``python benchmarks/speculation/layer_parallel.py``.
 
-SmolLM2-135M drafts for itself with groups of its layers attending from the same state, so what is lost is lost by the
-groups alone. No smaller relative of a larger model is at hand. Drafts that share the model's noise are compared with
-drafts of the likeliest token.
+SmolLM2-135M drafts for itself with groups of its layers attending from the same state, so any loss is due
+only to the groups. No smaller relative of a larger model is available. Drafts that share the model's noise are compared
+with drafts of the likeliest token.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def vllm_side(tokenizer: Any, config: Config, **more: Any) -> Side:
 
 
 def sides_of(config: Config) -> dict[str, Side]:
-    """Makes all sides; the first one is what the others are compared with."""
+    """Makes all sides; the others are compared with the first one."""
     drafters: dict[str, Any] = {
         PLAIN: None,
         "LocalEngine, ngram": "ngram",

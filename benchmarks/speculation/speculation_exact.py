@@ -26,7 +26,7 @@ from partsong_zoo.lists.tasks import examples as list_examples
 from partsong_zoo.sums import examples as sum_examples
 
 SETTINGS: tuple[tuple[float, float], ...] = ((0.0, 1.0), (0.7, 0.9), (1.0, 1.0))
-#: Two candidates this close are told apart by rounding alone.
+#: Two candidates this close differ only by rounding.
 CLOSE = 1e-4
 
 

@@ -55,7 +55,7 @@ class Config:
 
 @dataclass(slots=True)
 class Side:
-    """Holds what is measured of a side.
+    """Holds the measurements of a side.
 
     Attributes:
         engine: its engine.
@@ -135,7 +135,7 @@ def counted(side: Side, function: Any) -> Any:
 
 
 def requests_of(config: Config, model: str, temperature: float, number: int) -> list[Request]:
-    """Makes the requests of a round; none of its prompts was asked before."""
+    """Makes the requests of a round; none of its prompts was used before."""
     texts = prompts_of(model, config.prompts, seed=1000 + number, fresh=True)
     parameters = Parameters(max_tokens=96, temperature=temperature)
     return [
@@ -155,7 +155,7 @@ async def ask(side: Side, requests: list[Request], batch: int) -> None:
 
 
 def results(side: Side, plain: Side, batch: int) -> dict[str, Any]:
-    """Says what a side has reached."""
+    """Returns the results of a side."""
     texts = [[answer.text for answer in each.answers] for each in (side, plain)]
     later = sum(answer.usage.completion - 1 for answer in side.answers)
     drafted, rejected = (

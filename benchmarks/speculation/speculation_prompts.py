@@ -1,4 +1,4 @@
-"""Prompts by how much of an answer can be guessed from what stands there already."""
+"""Prompts by how much of an answer can be guessed from the text so far."""
 
 from __future__ import annotations
 

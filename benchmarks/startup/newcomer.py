@@ -70,12 +70,12 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class PageStep:
-    """Describes what a newcomer does next.
+    """Describes a newcomer's next step.
 
     Attributes:
         kind: a command, a Python example, a server that is left running, or a request to it.
         text: as it is printed.
-        origin: where it stands.
+        origin: where it is written.
     """
 
     kind: Literal["command", "python", "server", "request"]
@@ -166,7 +166,7 @@ class Follower:
             script = self.folder / f"example-{number}.py"
             script.write_text(step.text, encoding="utf-8")
             command = ["python", str(script)]
-        # Into a file: a process that a command leaves behind would hold a pipe open.
+        # Into a file: a process that a command leaves running would hold a pipe open.
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
             kept = {"stdout": printed, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
             try:

@@ -132,7 +132,7 @@ def errors_of(added: Tensor, levels: Sequence[float], mask: str) -> Tensor:
 def table_of(errors: Tensor, groups: int) -> Tensor:
     """Chooses a rule for each group of channels: `[rules, channels]` of zeros and ones.
 
-    Groups are those of k-means over the logarithms of the rules' errors, begun at evenly spaced channels.
+    Groups come from k-means over the logarithms of the rules' errors, started at evenly spaced channels.
     """
     rules, _, channels = errors.shape
     profile = (errors / errors.mean(0, keepdim=True)).log().flatten(0, 1).T  # [channels, rules * steps]
@@ -156,7 +156,7 @@ def pictures(pipe: Any, seed: int, num: int) -> list[Any]:
 
 
 def main(config: Config) -> None:
-    """Chooses tables, samples with them and with each rule alone, and writes the files."""
+    """Chooses tables, samples with them and with each single rule, and writes the files."""
     torch.set_num_threads(1)
     row, pipe = zoo.MODELS["shapes"], zoo.load("shapes")
     pipe.set_progress_bar_config(disable=True)

@@ -1,6 +1,6 @@
-"""Lets several solvers walk one trajectory from different places, the hindmost correcting those before it.
+"""Runs several solvers along one trajectory from different starts; those behind correct those ahead.
 
-Source: CHORDS (Han et al., arXiv 2507.15260), for steps that remember nothing.
+Source: CHORDS (Han et al., arXiv 2507.15260), for memoryless steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Walker:
     Attributes:
         number: the step it is at,
         point: and the points there.
-        begin: the step from which it was corrected last, or where it began,
+        begin: the step from which it was last corrected, or where it began,
         begin_point: the points there,
         begin_output: and the model's output; None until it is evaluated.
     """
@@ -37,17 +37,17 @@ class _Walker:
 
 
 def chords(evaluate: Evaluate, start: Tensor, rules: Sequence[StepRule], *, begins: Sequence[int] = (0, 7)) -> Solution:
-    """Takes what the foremost of several solvers ends with, which the others have corrected on the way.
+    """Returns the end of the foremost of several solvers, which the others have corrected on the way.
 
-    The solver that begins at step 0 walks as `serial` does. Another one begins with one coarse step from the beginning
-    of the one behind it. Whenever a solver comes to the step from which the next one was last corrected, the next one's
-    step is corrected by the difference between two coarse steps from there: from where that one was and from where the
-    first one is now. Nothing is checked.
+    The solver that begins at step 0 walks like `serial`. Each other solver begins with one coarse step from the start
+    of the one behind it. Whenever a solver reaches the step from which the next one was last corrected, the next one's
+    point is corrected by the difference between two coarse steps from there: one from the old point, one from the new.
+    Nothing is checked.
 
     Args:
         evaluate: the model.
         start: first points, `[samples, ...]`.
-        rules: the steps, without noise and without outputs of the step before.
+        rules: the steps, without noise and without outputs of the previous step.
         begins: the step at which each solver begins, from 0 on.
 
     Returns:
@@ -63,7 +63,7 @@ def chords(evaluate: Evaluate, start: Tensor, rules: Sequence[StepRule], *, begi
     if list(begins) != sorted(set(begins)) or begins[0] != 0 or begins[-1] >= len(rules):
         raise ArgumentError(f"chords: begins={tuple(begins)}; they rise from 0 and end before step {len(rules)}")
     if any(rule.before or rule.noise for rule in rules):
-        raise ArgumentError("chords: steps with noise, or that use the output of the step before, cannot be corrected")
+        raise ArgumentError("chords: steps with noise or with the output of the previous step cannot be corrected")
     samples, walkers = list(range(len(start))), [_Walker(0, start, 0, start)]
     rounds = evaluations = 0
     while walkers[-1].number < len(rules) or len(walkers) < len(begins):
@@ -73,7 +73,7 @@ def chords(evaluate: Evaluate, start: Tensor, rules: Sequence[StepRule], *, begi
         rounds, evaluations = rounds + 1, evaluations + len(numbers)
         foremost = walkers[-1]
         ahead = None
-        if len(walkers) < len(begins):  # the next one begins, a coarse step away from the foremost's beginning
+        if len(walkers) < len(begins):  # the next one begins, a coarse step from the foremost's start
             number = begins[len(walkers)]
             point = _coarse(rules, foremost.number, number, foremost.point, outputs[-1])
             ahead = _Walker(number, point, number, point)
@@ -83,7 +83,7 @@ def chords(evaluate: Evaluate, start: Tensor, rules: Sequence[StepRule], *, begi
 
 
 def _walk(walkers: Sequence[_Walker], rules: Sequence[StepRule], outputs: Sequence[Tensor]) -> None:
-    """Lets every solver take a step, and corrects those whose follower has come to their beginning."""
+    """Lets every solver take a step, and corrects those whose follower has reached their start."""
     before = [(walker.number, walker.point) for walker in walkers]
     for walker, output in zip(walkers, outputs, strict=True):
         if walker.begin_output is None:

@@ -1,4 +1,4 @@
-"""Measures a few-step model beside its teacher: ``python benchmarks/steps/few_steps.py --model FOLDER``.
+"""Measures a few-step model against its teacher: ``python benchmarks/steps/few_steps.py --model FOLDER``.
 
 The folder is what `zoo/recipes/train_shapes_few.py` exports. Measured are facts that are read from pictures of fresh
 captions, how far pictures of one caption are apart, calls of the transformer, and seconds per picture. The student
@@ -109,7 +109,7 @@ def _consistent(pipeline: Any, texts: list[str], draws: list[torch.Generator], b
 
 
 def cases(student: Any) -> list[Case]:
-    """Lists the ways to sample; the first is what others are compared with."""
+    """Lists the ways to sample; the others are compared with the first."""
     teacher, guided = zoo.load("shapes"), dict(zoo.MODELS["shapes"].defaults)
     alone = {"guidance_scale": 1.0, "max_sequence_length": 1, "height": 64, "width": 64}
     rows = [

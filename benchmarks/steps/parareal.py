@@ -1,4 +1,4 @@
-"""Corrects coarse steps over blocks of a denoising trajectory by fine ones, which all blocks take at the same time.
+"""Corrects coarse steps over blocks of a denoising trajectory by fine steps of all blocks in parallel.
 
 Source: self-refining diffusion samplers (SRDS, arXiv 2412.08292), after parareal integration (Lions, Maday, Turinici
 2001).
@@ -22,7 +22,7 @@ __all__ = ["parareal"]
 
 
 class _Blocks:
-    """Steps over blocks, coarsely or finely, and counts what that takes."""
+    """Steps over blocks, coarsely or finely, and counts the cost."""
 
     def __init__(
         self, evaluate: Evaluate, count: int, rules: Sequence[StepRule], num: int, noise: Tensor | None
@@ -70,23 +70,23 @@ def parareal(
     tolerance: Annotated[float, Number(0)] = 1e-3,
     noise: Tensor | None = None,
 ) -> Solution:
-    """Corrects coarse steps over blocks until the end moves no more.
+    """Corrects coarse steps over blocks until the end no longer moves.
 
     After n corrections the first n blocks are those of `serial`, so there are at most as many corrections as blocks.
 
     Args:
         evaluate: the model.
         start: first points, `[samples, ...]`.
-        rules: the steps, without outputs of the step before.
+        rules: the steps, without outputs of the previous step.
         num_blocks: how many blocks. Default: the square root of the number of steps, rounded up.
         tolerance: corrections end once the last point changes by less, as a root mean square over a sample.
         noise: that of every step, `[steps, samples, ...]`, for rules that add some.
 
     Returns:
-        The last points; `Solution.residual` is what the last correction changed.
+        The last points; `Solution.residual` is the change of the last correction.
 
     Raises:
-        ArgumentError: a number out of bounds, or rules that use the output of the step before.
+        ArgumentError: a number out of bounds, or rules that use the output of the previous step.
 
     >>> rules = [StepRule(1.0, 0.1)] * 9
     >>> solved = parareal(lambda x, steps, samples: x, torch.ones(1, 1), rules, tolerance=0.0)
@@ -95,7 +95,7 @@ def parareal(
     """
     check_knobs(type_hints(parareal), {"num_blocks": num_blocks, "tolerance": tolerance}, owner="parareal: ")
     if any(rule.before for rule in rules):
-        raise ArgumentError("parareal: steps that use the output of the step before cannot be cut into blocks")
+        raise ArgumentError("parareal: steps that use the output of the previous step cannot be cut into blocks")
     num = min(len(rules), math.isqrt(len(rules) - 1) + 1 if num_blocks is None else num_blocks)
     blocks, ends, change = _Blocks(evaluate, len(start), rules, num, noise), [start], 0.0
     for block in range(num):
@@ -103,7 +103,7 @@ def parareal(
     guesses = ends[1:]
     for done in range(num):
         corrected, before = blocks.fine(ends[:-1]), ends[-1]
-        # The blocks before `done` are right already, and so is what the fine steps make of the one at `done`.
+        # The blocks before `done` are final, and so is the result of the fine steps of the one at `done`.
         ends[done + 1] = corrected[done]
         for block in range(done + 1, num):
             guess = blocks.coarse(block, ends[block])

@@ -1,4 +1,4 @@
-"""Walks a trajectory in cycles, in which each of several solvers guesses its way with an output of its own.
+"""Walks a trajectory in cycles; each of several solvers guesses its points with its own last output.
 
 Source: ParaStep (arXiv 2505.14741).
 """
@@ -26,10 +26,10 @@ def reused_outputs(
     warmup: Count = 5,
     noise: Tensor | None = None,
 ) -> Solution:
-    """Takes `num` steps in a round, with outputs at points that were guessed with outputs one round old.
+    """Takes `num` steps in a round, with outputs at points guessed from outputs one round old.
 
-    The solver of the k-th step of a cycle walks there with what it computed in the cycle before. Then all steps are
-    taken with the new outputs. `drafts` guesses with the latest output of all instead, which is nearer.
+    The solver of the k-th step of a cycle walks there with its output of the previous cycle. Then all steps are taken
+    with the new outputs. `drafts` guesses with the latest output of all instead, which is closer.
 
     Args:
         evaluate: the model.
@@ -60,13 +60,13 @@ def reused_outputs(
         for place in range(size):
             guess = point, carried
             for ahead in range(place):
-                guess = step(number + ahead, guess[0], kept[place], guess[1])  # its own output, of the round before
+                guess = step(number + ahead, guess[0], kept[place], guess[1])  # its own output, from the previous round
             points.append(guess[0])
         numbers = [number + place for place in range(size) for _ in samples]
         outputs = list(evaluate(torch.cat(points), numbers, samples * size).split(len(samples)))
         for place, output in enumerate(outputs):
             point, carried = step(number + place, point, output, carried)
-        # One output so far is every solver's.
+        # A single output so far serves every solver.
         kept = outputs if size == num else outputs * num
         number, rounds = number + size, rounds + 1
     return Solution(point, rounds, len(rules) * len(start))

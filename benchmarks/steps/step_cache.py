@@ -46,7 +46,7 @@ class Config:
 
 
 def caches(config: Config) -> Iterator[StepCache]:
-    """Lists what is compared."""
+    """Lists the compared cases."""
     for mask, forecast in itertools.product(MASKS, FORECASTS):
         yield StepCache(warmup_steps=1, mask=mask[1:], forecast=forecast)
     if config.thresholds:

@@ -114,7 +114,7 @@ def _timed(mesh: Mesh, plan: Plan | None, pipe: Any, asked: dict[str, Any]) -> d
         image = None
         if plan is not None:
             image = generate(plan, **asked).images
-        elif mesh.is_main:  # alone on the machine
+        elif mesh.is_main:  # by itself on the machine
             image = pipe(**asked).images
         seconds = time.perf_counter() - start
     sent = int(ledger.summary().get("bytes_sent", 0))

@@ -1,4 +1,4 @@
-"""Compares ways to solve for several steps at once: ``python benchmarks/steps/time_solvers.py``.
+"""Compares methods that solve for several steps at once: ``python benchmarks/steps/time_solvers.py``.
 
 All walk the same pipeline in one process, so rounds are calls of the model one after the other, as they would be with a
 rank for every point of a round. Everything but the pipeline's own loop is this project's own implementation.

@@ -30,8 +30,8 @@ from partsong_zoo.lists.tasks import ListExample, draw
 
 TEACHER = "lists-mdlm"
 RULE = "entropy-bound"
-#: Tasks whose tokens per forward shall rise, with the size of their lists; None draws any size. The largest sizes leave
-#: room for it: where most answers are short the teacher decides them in little more than one forward.
+#: Tasks whose tokens per forward should rise, with the size of their lists; None draws any size. The largest sizes
+#: leave room for it: where most answers are short the teacher decides them in little more than one forward.
 GOALS: tuple[tuple[str, int | None], ...] = (
     ("add", None),
     ("chain", None),
@@ -128,7 +128,7 @@ def _speeds(model: PreTrainedModel, config: Config) -> list[Row]:
 
 
 def _spreads(model: PreTrainedModel, config: Config) -> list[Row]:
-    """Measures what answers are drawn where many are right."""
+    """Measures which answers are drawn where many are right."""
     rows: list[Row] = []
     for family, size in RANDOM:
         asked = _asked(family, None, config.prompts, config.seed)

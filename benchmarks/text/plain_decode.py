@@ -1,7 +1,7 @@
 """Decodes as the published scripts do, for comparison: over the whole canvas, with all logits and float64 softmax.
 
-It is the slow twin of `decode` with the rule ``quota`` and no cache. It cannot stop early, needs prompts of one length
-and uses none of our kernels.
+It is the slow reference of `decode` with the rule ``quota`` and no cache. It cannot stop early, needs prompts of one
+length and uses none of our kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compares texts in ragged batches with the same texts alone: ``python benchmarks/text/ragged.py``.
+"""Compares texts in ragged batches with single texts: ``python benchmarks/text/ragged.py``.
 
 Every prompt is decoded in a batch of 32 and by itself. The tokens must be the same, for every cache at its exact
 setting, on two tiny random models (LLaDA-shaped and Dream-shaped) and on one of the zoo.

@@ -41,7 +41,7 @@ class Config:
 
 
 def decoded(model: Any, asked: list[list[int]], batch: int, **options: Any) -> dict[str, Any]:
-    """Decodes all questions in batches, and sums up what it cost."""
+    """Decodes all questions in batches, and sums up the cost."""
     start, tokens, tallies = time.perf_counter(), [], []
     for low in range(0, len(asked), batch):
         here = asked[low : low + batch]

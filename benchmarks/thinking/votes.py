@@ -1,7 +1,7 @@
 """Measures how early votes can stop without loss: ``python benchmarks/thinking/votes.py``.
 
 It simulates votes of 64 samples of different lengths. Each vote is counted to its end, and is also stopped as early as
-`Ballot.decided` allows: with samples drawn one after another, and with all of them under way at once and the rest
+`Ballot.decided` allows: with samples drawn one after another, and with all of them running at once and the rest
 cancelled.
 """
 

@@ -53,7 +53,7 @@ class Config:
 
 
 class Views:
-    """Holds blocks `[layers, kv_heads, tokens, head_dim]` whose keys are turned and copied for every worker."""
+    """Holds blocks `[layers, kv_heads, tokens, head_dim]` whose keys are rotated and copied for every worker."""
 
     def __init__(self, store: BlockStore, rotary: Rotary, workers: int, room: int) -> None:
         self.rotary, self.workers, self.bytes_copied = rotary, workers, 0

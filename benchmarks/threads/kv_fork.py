@@ -49,7 +49,7 @@ class Config:
     """The python of an environment that has vLLM, which is then timed too."""
 
 
-#: Returns the seconds that all branches of a prompt take; the number is that of the round.
+#: Returns the seconds that all branches of a prompt take; the argument is the number of the round.
 Side = Callable[[list[int], tuple[Message, ...], int], float]
 
 

@@ -151,7 +151,7 @@ def _file(config: Config, modes: dict[str, list[Outcome]], asides: str, times: d
 
 
 def _pairs(modes: dict[str, list[Outcome]], name: str) -> str:
-    """Describes what the threads gain over a twin on the same problems."""
+    """Describes the gain of the threads over a sequential twin on the same problems."""
     pairs = list(zip(modes["threads"], modes[name], strict=True))
     assert all(a.number == b.number and a.asked == b.asked for a, b in pairs)
     gained, lost = (sum(a.right - b.right == way for a, b in pairs) for way in (1, -1))

@@ -83,7 +83,7 @@ class Contest:
 
 
 def contests(blocks: int, side: int) -> list[Contest]:
-    """Lists what is timed."""
+    """Lists the timed cases."""
     dual = DualParallel(block_frames=BLOCK, context=BLOCK)
     clip = ClipParallel(window=BLOCK, stride=BLOCK)
     few, layers = TimestepPipeline(window=2), TimestepPipeline(window=2, pipe_degree=2)
@@ -99,7 +99,7 @@ def contests(blocks: int, side: int) -> list[Contest]:
 
 @dataclass(slots=True)
 class Times:
-    """Holds the seconds until each part was there, for every repeat."""
+    """Holds the seconds until each part was done, for every repeat."""
 
     all: list[list[float]] = field(default_factory=list)
 

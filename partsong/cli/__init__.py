@@ -93,19 +93,19 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # the program that reads the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the output is dropped
         sys.exit(1)
-    sys.exit(1 if result.get("answer", "") is None else 0)  # a question without an answer is no success
+    sys.exit(1 if result.get("answer", "") is None else 0)  # a question without an answer counts as a failure
 
 
 def _start_sooner(options: Any) -> None:
-    """Leaves libraries out that this process, which ends with the command, and its ranks will not need."""
+    """Leaves out libraries that neither this process, which ends with the command, nor its ranks will need."""
     if not isinstance(options, (Planning, Image, Video)):
         return
     folder = zoo.MODELS[options.model].folder if options.model in zoo.MODELS else Path(options.model)
     folder = folder if folder.is_dir() else None
     if folder is not None and next(folder.rglob("adapter_config.json"), None) is None:
-        leave_out("peft")  # diffusers imports it for adapters, and these commands load none
+        leave_out("peft")  # diffusers imports it for adapters, which these commands never load
     elif folder is None and isinstance(options, Planning):
-        # Of a published model only the configuration is read.
+        # Only the configuration of a published model is read.
         leave_out("accelerate", "peft", "scipy", "transformers")
 
 
@@ -155,7 +155,8 @@ def _one_line(box: str) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    # Under torchrun every rank refuses a bad request, and one message is enough. A failure may be one rank's alone.
+    # Under torchrun every rank refuses a bad request, and one message is enough. Other failures may happen on one rank
+    # only.
     if is_main() or code == 1:
         print(f"partsong: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)

@@ -23,7 +23,7 @@ def settle_auto(options: _Options, **size: Any) -> tuple[_Options, str | None]:
 
     Args:
         options: of an image or a video; returned as they are where they do not ask for ``auto``.
-        **size: what is asked for beside the options that both have, such as the batch or the frames.
+        **size: the part of the request that images and videos do not share, such as the batch or the frames.
 
     Raises:
         ArgumentError: ``auto`` is given with others, under torchrun, or on a machine that was not measured.

@@ -62,7 +62,7 @@ def _kernels(options: Bench) -> list[dict[str, Any]]:
         from partsong.evals.bench.tune_kernels import tune
 
         tune(Path(options.tune), options.tokens or bench_kernels.GPU_LENGTHS)
-        os.environ[TUNED] = options.tune  # the table then uses what was just tuned
+        os.environ[TUNED] = options.tune  # the table then uses the new settings
     return bench_kernels.run(repeats=options.repeats, tokens=options.tokens)
 
 

@@ -1,4 +1,4 @@
-"""Checks options against the bounds in their annotations, and files that are to be written."""
+"""Checks options against the bounds in their annotations, and that output files can be written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_bounds(options: Any) -> None:
 
 
 def check_files(*paths: str | None) -> None:
-    """Checks that files can be written; None is no file.
+    """Checks that files can be written; None stands for no file.
 
     Raises:
         ArgumentError: a file cannot be written.

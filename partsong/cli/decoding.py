@@ -40,7 +40,7 @@ def read_rule(text: str, *, probe: bool = False) -> Rule:
 
     Args:
         text: what the user wrote.
-        probe: whether a probe is at hand, which one of the rules needs.
+        probe: whether a probe is available, which one of the rules needs.
 
     Raises:
         ArgumentError: a name, key or value is unknown, a key is missing, or the rule needs a probe.

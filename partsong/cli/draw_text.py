@@ -1,4 +1,4 @@
-"""Shows a text in the terminal as it grows, as its tokens are decided, or when it is done."""
+"""Shows a text in the terminal: as it grows, as its tokens are decided, or when it is done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Drawing", "Growing", "Viewer", "WholeText", "viewer"]
 
-#: Least seconds that a drawing stays, because small models are faster than the eye. They do not count as decoding.
+#: Minimum seconds that a drawing stays, because small models are faster than the eye. They do not count as decoding.
 FRAME_SECONDS = 0.06
 
 
@@ -24,7 +24,7 @@ class Viewer(Protocol):
     """Shows a text for ``partsong text``.
 
     Attributes:
-        watches: whether it is shown every step.
+        watches: whether every step is shown to it.
     """
 
     watches: bool
@@ -50,7 +50,7 @@ def viewer(loaded: LoadedText, *, show: bool, stream: TextIO | None = None) -> V
     live = is_live(target)
     if show:
         return Drawing(loaded, target, live=live, colour=live and not os.environ.get("NO_COLOR"))
-    # The text of a prompt with gaps begins before the first gap, and a growing text would leave that part out.
+    # The text of a prompt with gaps begins before the first gap; a growing text would omit that part.
     return Growing(loaded, target) if live and not loaded.before_gap else WholeText(target)
 
 
@@ -76,7 +76,7 @@ class WholeText:
 
 
 class Growing:
-    """Prints the beginning of the text that cannot change any more, as it grows.
+    """Prints the part of the text that is final, as it grows.
 
     Args:
         loaded: what is decoded.
@@ -106,7 +106,7 @@ class Growing:
 
 
 class Drawing:
-    """Draws every step: the text so far, the undecided places, and which step decided each token.
+    """Draws every step: the text so far, the undecided positions, and which step decided each token.
 
     On a terminal the drawing is renewed in place. A token has the colour of the step that decided it; it is bold in
     that step, and underlined if it was revised. Elsewhere a step is a line, and ``~`` marks a revised token.
@@ -130,7 +130,7 @@ class Drawing:
         before = prompt[-1] if prompt else None
         self.pieces = Pieces(loaded.tokenizer, before, loaded.request.model.mask_token_id, block(stream))
         self.beginning = loaded.spell(loaded.before_gap)
-        #: For each place of the answer, the step that decided it and whether that was a revision.
+        #: For each position of the answer, the step that decided it and whether that was a revision.
         self.decided: dict[int, tuple[int, bool]] = {}
         self.screen, self.is_cut = Screen(stream, colour=colour), False
 
@@ -177,7 +177,7 @@ class Drawing:
         return text, ";".join(styles)
 
     def _redraw(self, title: str, pieces: list[Piece]) -> None:
-        """Draws over the last drawing; of a text that does not fit, only the end."""
+        """Draws over the last drawing; shows only the end of a text that does not fit."""
         columns, room = self.screen.size
         lines = wrapped(pieces, columns)
         self.is_cut = len(lines) > room
@@ -188,7 +188,7 @@ class Drawing:
 
 
 def block(stream: TextIO) -> str:
-    """Returns a shaded block for an undecided place, or ``_`` if the stream cannot print one."""
+    """Returns a shaded block for an undecided position, or ``_`` if the stream cannot print one."""
     return "░" if printable("░", stream) == "░" else "_"
 
 

@@ -19,12 +19,12 @@ FRAME_SECONDS = 0.1
 
 
 class Threads:
-    """Draws every call: the end of its text while it is under way, and how it ended after that.
+    """Draws every call: the end of its text while it runs, and then how it ended.
 
     On a terminal the drawing is renewed in place. Elsewhere a line is written when a call begins and when it ends.
 
     Args:
-        stream: where to; None is standard error, so that standard output holds the answer alone.
+        stream: where to draw; None is standard error, so that standard output holds only the answer.
         live: whether to renew in place; None asks the stream.
     """
 
@@ -48,7 +48,7 @@ class Threads:
             self.stream.write("".join(text for text, _ in self._line(node, 100)).rstrip() + "\n")
 
     def draw(self) -> None:
-        """Draws as many lines as fit, calls under way before those that have ended."""
+        """Draws as many lines as fit, running calls before those that have ended."""
         if not self.live:
             return
         width, room = self.screen.size

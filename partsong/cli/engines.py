@@ -17,7 +17,7 @@ FALLBACK = "sums"
 
 
 def local_model(options: Asking) -> str | None:
-    """Names the model to load in this process, or returns None if a server has it.
+    """Names the model to load in this process, or returns None if a server runs it.
 
     By default it is SmolLM2-135M-Instruct if its package is installed, and otherwise the zoo's own small model.
     """

@@ -27,7 +27,7 @@ SUITES = {
         "a model on list operations, sums and puzzles, after ParallelBench: valid answers and answer tokens per forward"
     ),
     "reasoning": (
-        "ways to think on tasks and benchmarks whose answers can be checked: accuracy with intervals, paired "
+        "thinking methods on tasks and benchmarks whose answers can be checked: accuracy with intervals, paired "
         "differences, tokens in all and one after another"
     ),
 }
@@ -72,7 +72,7 @@ def summary(result: dict[str, Any]) -> str:
     rows = [*result["rows"], *_together(result)]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     cells = {(row["rule"], row["verify"], row["task"]): f"{row[good]:.1%} / {row[fast]:.2f}" for row in rows}
-    # The column is for those who draft.
+    # Only rules that draft have this column.
     columns = ("rule", "verify") if any(row["verify"] for row in rows) else ("rule",)
     shown = [
         {"rule": rule, "verify": str(verify), **{task: cells.get((rule, verify, task), "-") for task in tasks}}
@@ -144,7 +144,7 @@ def _parallelbench(options: Eval) -> list[dict[str, Any]]:
     _check_tasks(options.tasks, known)
     load = {name: getattr(options, name) for name in ("adapter", "dtype", "device", "threads")}
     model = open_text_model(source.folder, zoo_name=source.zoo_name, **load)
-    for rule in rules:  # so that none is refused after another was measured
+    for rule in rules:  # checks all first, so that none is refused after another was measured
         check_request(model, [[0]], rule=rule, cache=cache, max_new_tokens=1, verify=options.verify)
     rows: list[dict[str, Any]] = []
     for rule, task in progress([(r, t) for r in rules for t in options.tasks or known], "tasks", unit="task"):
@@ -167,7 +167,7 @@ def _parallelbench(options: Eval) -> list[dict[str, Any]]:
 
 
 def _rules(texts: Sequence[str], *, probe: bool) -> list[str]:
-    """Returns each rule once, after checking all of them, so that none is refused after another was measured."""
+    """Checks all rules and returns each once, so that none is refused after another was measured."""
     for text in texts:
         read_rule(text, probe=probe)
     return list(dict.fromkeys(texts))

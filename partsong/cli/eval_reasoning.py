@@ -1,4 +1,4 @@
-"""Runs ``partsong eval reasoning`` and prints a row for each task and way to think."""
+"""Runs ``partsong eval reasoning`` and prints a row for each task and thinking method."""
 
 from __future__ import annotations
 

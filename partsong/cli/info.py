@@ -46,7 +46,7 @@ def list_summary(result: dict[str, Any]) -> str:
 
 
 def list_rows(options: List) -> list[dict[str, Any]]:
-    """Returns models, strategies, supported pairs, rules, caches, drafters, ways to think or suites as flat rows."""
+    """Returns models, strategies, supported pairs, rules, caches, drafters, thinking methods or suites as flat rows."""
     listers = {
         "models": _models,
         "strategies": _strategies,

@@ -114,7 +114,7 @@ class Video(Sampling):
     """Continue the run of this journal with the options it was started with; --nproc, --out and --json may differ."""
 
 
-#: Who guesses tokens ahead.
+#: What guesses tokens ahead.
 Drafters = Annotated[
     tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]", help_behavior_hint="")
 ]
@@ -167,7 +167,7 @@ class Text(Decoding):
     """Guess tokens of a causal model ahead and verify them, with ngram or jacobi (see `partsong list drafters`): the
     text is the same and comes sooner where guesses are right. May be given several times."""
     template: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
-    """A text that must follow the prompt, with the tokenizer's mask token wherever something is to be filled in."""
+    """A text that must follow the prompt, with the tokenizer's mask token wherever something should be filled in."""
     show: bool = False
     """Draw the text while it is decoded, one colour per step; if the output is not a terminal, one line per step."""
     compare: bool = False
@@ -286,13 +286,13 @@ class ParallelBench(Eval):
 
 @dataclass(frozen=True, kw_only=True)
 class Reasoning(Asking):
-    """Measure ways to think with a model on problems whose answers can be checked, with intervals and token counts."""
+    """Measure thinking methods with a model on problems whose answers can be checked: intervals, token counts."""
 
     tasks: Words = ("countdown", "word-problems")
     """Tasks drawn from a seed (countdown, list-operations, multiplication, sudoku, word-problems), benchmarks from an
     installed package (gsm8k, math-500, svamp ...), or JSONL files."""
     strategies: Words = ("greedy", "single", "self-consistency:num=8", "pdr:schedule=4-1")
-    """Ways to think, NAME[:KEY=VALUE,...] each (see `partsong list thinking`), or greedy. The others are compared with
+    """Thinking methods, NAME[:KEY=VALUE,...] (see `partsong list thinking`), or greedy. The others are compared with
     the first."""
     num: Positive = 50
     """How many problems of each task."""
@@ -308,7 +308,7 @@ class Reasoning(Asking):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSuite:
-    """Measure decoding rules, ways to think, or predictions."""
+    """Measure decoding rules, thinking methods, or predictions."""
 
     suite: (
         Annotated[Oracle, tyro.conf.subcommand("oracle")]

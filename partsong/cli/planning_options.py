@@ -53,7 +53,7 @@ class Planning(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrating(Common):
-    """Measure this machine for less than a minute, so that plans for it rest on its own numbers."""
+    """Measure this machine for less than a minute, so that plans for it use its own numbers."""
 
     nproc: Count = None
     """How many ranks to start; 2 if not given. Leave it out under torchrun, which has started them."""

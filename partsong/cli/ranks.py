@@ -21,7 +21,7 @@ def refuse_torchrun(why: str) -> None:
     """Checks that torchrun has not started this process.
 
     Raises:
-        ArgumentError: it has; says why it may not.
+        ArgumentError: torchrun has started it; says why that is refused.
     """
     if under_torchrun():
         raise ArgumentError(f"{why}; start it without torchrun")
@@ -47,7 +47,7 @@ def num_ranks(nproc: int | None) -> int:
 
 
 def prepare_ranks(nproc: int, module: str) -> None:
-    """Lets the imports of ranks begin beside what this process still has to check; `run_on_ranks` starts the ranks.
+    """Starts the imports of ranks while this process still checks its options; `run_on_ranks` starts the ranks.
 
     Args:
         nproc: the number of ranks.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["check_sampling", "comparison_lines", "job_fields", "make_result", "place", "read_shares"]
 
 
-#: Bytes of text encoders beyond which only one of several ranks reads them.
+#: Text encoders with more bytes than this are read by only one of several ranks.
 LARGE_ENCODERS = 100_000_000
 
 
@@ -92,7 +92,7 @@ def read_shares(
     """Reads the shares of the ranks.
 
     Raises:
-        ArgumentError: they are no positive numbers, not one for each rank, or no strategy would use them.
+        ArgumentError: they are not positive numbers, not one for each rank, or no strategy would use them.
     """
     from partsong.parallel.ranks.mesh import check_shares
     from partsong.parallel.strategy import refuse_shares, useful_shares
@@ -100,7 +100,7 @@ def read_shares(
     if text is None:
         return None
     if text == "measured":
-        # Any that differ tell whether some could be of use.
+        # Any unequal shares show whether measured ones would be used.
         if useful_shares(strategies, degrees, range(1, nproc + 1)) is None:
             raise ArgumentError(
                 f"--shares measured changes nothing with {nproc} rank{'s' if nproc > 1 else ''} and the strategies "

@@ -18,7 +18,7 @@ Piece = tuple[str, str]
 
 
 def is_live(stream: TextIO) -> bool:
-    """Says whether text that was written can be overwritten."""
+    """Says whether written text can be overwritten."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -57,7 +57,7 @@ class Screen:
 
 
 def printable(text: str, stream: TextIO) -> str:
-    r"""Makes a text safe to print: nothing in it controls the terminal, and the stream can encode all of it.
+    r"""Makes a text safe to print: it cannot control the terminal, and the stream can encode all of it.
 
     >>> import io
     >>> printable("red \x1b[2J alert", io.StringIO())

@@ -16,7 +16,7 @@ from partsong.parent import end_with_parent
 
 __all__ = ["serve", "summary"]
 
-#: Characters that a key needs at least where others can reach the server.
+#: Minimum length of a key where others can reach the server.
 _LEAST_KEY = 16
 
 
@@ -43,13 +43,13 @@ def serve(options: Serving) -> dict[str, Any]:
 
 
 def _serve_on_ranks(options: Serving, key: str | None) -> None:
-    """Serves with the ranks that torchrun has started, on one machine or several; the first is the web server too."""
+    """Serves with the ranks that torchrun started, on one or several machines; the first is also the web server."""
     from partsong.serving.catalog import picture_model, serves_pictures
 
     if len(options.model) != 1 or not serves_pictures(options.model[0]):
         raise ArgumentError(f"torchrun's ranks serve one model of pictures or videos, not {options.model}")
     nproc = num_ranks(options.nproc)
-    # torchrun ends its processes when it is asked to end, but not when it is killed; a server without it would go on.
+    # torchrun ends its processes when it is asked to end, but not when it is killed; a server would outlive it then.
     end_with_parent()
     if is_main():
         from partsong.serving.web import run_beside_rank
@@ -58,7 +58,7 @@ def _serve_on_ranks(options: Serving, key: str | None) -> None:
         return
     from partsong.serving.ranks.loop import serve_ranks
 
-    # What runs the model where a client does not say, only the first rank needs to know.
+    # Only the first rank needs to know the default strategies.
     model = picture_model(
         options.model[0],
         nproc=nproc,
@@ -124,7 +124,7 @@ def _server(options: Serving, key: str | None) -> Any:
     return Server(
         models=models,
         runner=_runner(options, len(pictures)),
-        replicas=options.replicas or 1,
+        num_replicas=options.replicas or 1,
         texts={
             Path(name).name: LocalText(
                 TextSpec(name=Path(name).name, model=name, dtype=options.dtype, threads=options.threads)
@@ -145,7 +145,7 @@ def _server(options: Serving, key: str | None) -> Any:
 
 
 def _runner(options: Serving, num_models: int) -> Any:
-    """Returns what runs the ranks; connects to the cluster if there is to be one."""
+    """Returns the runner of the ranks; connects to the cluster if one is asked for."""
     from partsong.serving.runners import LOCAL
 
     if options.cluster is not None:
@@ -164,7 +164,7 @@ def _settings(options: Serving) -> dict[str, Any]:
 
 
 def _picture_models(options: Serving, names: list[str], loras: dict[str, Path]) -> list[Any]:
-    """Describes the models of pictures and videos; the imports of their ranks begin beside those of the server."""
+    """Describes the models of pictures and videos; their ranks start importing at the same time as the server."""
     from partsong.serving.catalog import picture_model
 
     nproc, settings = options.nproc or 1, _settings(options)

@@ -25,11 +25,11 @@ class Serving(Common):
     nproc: Count = None
     """Ranks for each model of pictures or videos; 1 if not given."""
     replicas: Count = None
-    """Groups of --nproc ranks for each model of pictures or videos, which share its jobs; 1 if not given. When ranks of
-    one of several groups die, another group makes their jobs."""
+    """Copies of each model of pictures or videos, each on --nproc ranks, which share its jobs; 1 if not given. When
+    ranks of one of several replicas die, another replica makes their jobs."""
     cluster: Literal["ray"] | None = None
     """Run the ranks on a Ray cluster, each on a GPU of its own where the cluster has some, and else on --threads cores.
-    Jobs whose ranks are lost begin anew; groups for which there is no room wait for nodes that join."""
+    Jobs whose ranks are lost begin anew; replicas for which there is no room wait for nodes that join."""
     ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """Address of the Ray cluster; auto takes the one that runs on this machine. If not given, what the environment
     variable RAY_ADDRESS says, or a cluster of this machine alone, which ends with the server."""

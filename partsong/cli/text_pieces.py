@@ -9,15 +9,15 @@ __all__ = ["Pieces"]
 
 
 class Pieces:
-    """Spells what every token adds to a text.
+    """Returns the text that each token adds.
 
-    A token is spelled together with the one before it, so that spaces between words are as the tokenizer puts them.
+    A token is spelled together with the one before it, so that spaces between words are those of the tokenizer.
     Tokens that are only parts of characters are spelled together.
 
     Args:
         tokenizer: of the model.
         before: the token before the first one, or None.
-        mask: the token that stands where nothing is decided, or None.
+        mask: the token at undecided positions, or None.
         block: what to show there.
     """
 
@@ -27,7 +27,7 @@ class Pieces:
         self.known: dict[tuple[int | None, int], str] = {}
 
     def __call__(self, tokens: Sequence[int | None]) -> list[str]:
-        """Returns a piece of text for every token; a token is None where nothing is decided."""
+        """Returns a piece of text for every token; a token is None where it is undecided."""
         pieces: list[str] = []
         last = self.before
         for token in tokens:
@@ -55,7 +55,7 @@ class Pieces:
         return token is not None and "\N{REPLACEMENT CHARACTER}" in self._after(None, token)
 
     def _whole(self, pieces: list[str], tokens: Sequence[int | None]) -> list[str]:
-        """Spells each run of tokens that are parts of characters as one piece, which its first token carries."""
+        """Spells each run of tokens that are parts of characters as one piece, assigned to its first token."""
         start = 0
         while start < len(pieces):
             end = start

@@ -1,4 +1,4 @@
-"""Runs ``partsong image`` with a model of picture tokens, which has rules in the place of strategies."""
+"""Runs ``partsong image`` with a model of picture tokens, which has rules instead of strategies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["tiles_image"]
 
-#: Options of pipelines that mean nothing to tokens, and what to use instead.
+#: Options of pipelines that do not apply to models of tokens, and what to use instead.
 _OF_PIPELINES = {
     "strategy": "tokens are decided in one process; use --rule",
     "steps": "use --rule lpd:steps=N",
@@ -33,7 +33,7 @@ def tiles_image(options: Image, nproc: int) -> dict[str, Any] | None:
         The result by JSON key, or None where the model is another one.
 
     Raises:
-        ArgumentError: a rule that is not one, or that belongs to no such model; a prompt outside the grammar.
+        ArgumentError: the rule is unknown or not for this model, or the prompt is outside the grammar.
         UnsupportedError: an option of pipelines is given, or several ranks.
     """
     source = find_tiles(options.model)

@@ -91,7 +91,7 @@ def _keep(options: Video, journal: Path, strategies: tuple[Any, ...]) -> None:
 
 
 def _resumed(options: Video) -> Video:
-    """Returns the options of the run that a journal belongs to, with those of this call that may differ."""
+    """Returns the options of the run in a journal, with those options of this call that may differ."""
     journal = Path(str(options.resume))
     try:
         saved = json.loads((journal / _CALL).read_text(encoding="utf-8"))

@@ -1,1 +1,1 @@
-"""Measures decoding rules, ways to think, kernels and strategies; what commands run is in `partsong.jobs`."""
+"""Measures decoding rules, thinking methods, kernels and strategies; the commands' jobs are in `partsong.jobs`."""

@@ -29,8 +29,8 @@ class StepChanges:
 
     Attributes:
         inputs: relative change of the first block's modulated input, for each step, branch and sample.
-        outputs: relative change of what the model returned, in the same order.
-        ratios: by step, how much larger what all blocks added was than in the step before, for each branch and sample.
+        outputs: relative change of the model's output, in the same order.
+        ratios: by step, growth of what all blocks added over the previous step, for each branch and sample.
     """
 
     inputs: list[float] = field(default_factory=list)
@@ -78,7 +78,7 @@ def observe(pipe: Any, calls: Sequence[Mapping[str, Any]]) -> StepChanges:
         pipe: a pipeline with nothing attached.
         calls: keyword arguments of the calls.
     """
-    # With a threshold of 0 nothing is left out, and the sum of changes begins anew in every step.
+    # With a threshold of 0 nothing is left out, and the sum of changes restarts in every step.
     identity = CacheCalibration(polynomial=(1.0, 0.0))
     cache = StepCache(threshold=0.0, warmup_steps=1, keep_last=False, measure="input", calibration=identity)
     changes = StepChanges()
@@ -102,7 +102,7 @@ def observe(pipe: Any, calls: Sequence[Mapping[str, Any]]) -> StepChanges:
 
 
 class _Observer:
-    """Compares what comes out of a model with what came out a step before."""
+    """Compares a model's results with those of the previous step."""
 
     def __init__(self, clock: StepClock, cached: CachedBlocks, changes: StepChanges) -> None:
         self.clock, self.cached, self.changes = clock, cached, changes
@@ -114,7 +114,7 @@ class _Observer:
         self._sizes: dict[int, Tensor] = {}
 
     def take_output(self, output: Any) -> None:
-        """Notes how far what the model returned has changed."""
+        """Notes how far the model's output has changed."""
         sample = samples_of(output)[0].double()
         # A batch that decides together has one change of input.
         now = sample.reshape(self.cached.measuring.samples(len(sample)), -1)
@@ -124,8 +124,8 @@ class _Observer:
             self.changes.outputs += ((now - before).abs().sum(dim=1) / before.abs().sum(dim=1)).tolist()
 
     def take_added(self, added: Added) -> None:
-        """Notes how much larger what all blocks added is."""
-        # Of each list, the size of what was added to every token of the picture or of the joint sequence.
+        """Notes the growth of what all blocks added is."""
+        # For each list, the size of the addition to every token of the picture or of the joint sequence.
         tokens = [next(part for part in of_list if part is not None) for of_list in added]
         now = torch.cat([part.double().norm(dim=-1).flatten(1) for part in tokens], dim=1)
         before = self._sizes.get(self.clock.branch)

@@ -1,4 +1,4 @@
-"""Runs a pipeline in parallel and as its serial twin, and measures how far apart and how fast the two are.
+"""Runs a pipeline in parallel and as its serial twin, and measures the difference and the speed of the two.
 
 One whole call of the pipeline is timed, with text encoding and decoding, but without loading and one short warm-up
 call. The serial twin is the pipeline with nothing attached on rank 0. It has as many threads as each rank has, and the
@@ -67,7 +67,7 @@ class ComparedRun:
         images: `[N, H, W, 3]` in [0, 1].
         seconds: wall time, or the median of several.
         kind: ``exact``, ``bounded`` or ``approximate``.
-        bytes_sent: by each rank.
+        bytes_sent: bytes that each rank sent.
         seconds_waiting: how long each rank waited for messages.
         explanation: what was split and moved, in words.
     """
@@ -87,7 +87,7 @@ def drift(images: Images, reference: Images) -> Drift:
 
 
 def gather(mesh: Mesh, values: Sequence[float], name: str) -> list[list[float]]:
-    """Collects the numbers of every rank on every rank, which also makes the ranks wait for each other."""
+    """Collects the numbers of every rank on every rank; this also makes the ranks wait for each other."""
     everyone = mesh.axis(*(axis for axis, degree in mesh.degrees.items() if degree > 1))
     return [list(row) for row in agree(everyone, list(values), name=name)]
 

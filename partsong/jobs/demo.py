@@ -43,7 +43,7 @@ class DemoJob:
 
     Attributes:
         model: a zoo model of images.
-        captions: of one image each.
+        captions: one for each image.
         methods: strategies as on the command line, several joined by ``+``.
         nproc: number of ranks.
         seed: image i draws its noise from the seed and i.
@@ -64,7 +64,7 @@ class DemoJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """Holds what was measured of one way to sample.
+    """Holds the measurements of one sampling method.
 
     Attributes:
         name: as on the command line, or ``serial``.

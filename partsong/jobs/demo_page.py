@@ -68,7 +68,7 @@ def render_page(job: DemoJob, methods: Sequence[Method], hardware: str) -> str:
 
 
 def render_sheet(job: DemoJob, methods: Sequence[Method]) -> Image.Image:
-    """Draws the pictures alone, a row for each caption and a column for each method, as one image on white.
+    """Draws only the pictures, a row for each caption and a column for each method, as one image on white.
 
     Args:
         job: what was sampled.

@@ -21,7 +21,7 @@ def _whole(text: str) -> str | None:
     return text.strip() or None
 
 
-#: Functions that find an answer in a text, so that answers with the same meaning count as one.
+#: Functions that find the answer in a text, so that equivalent answers count as one.
 EXTRACTORS: Mapping[str, Extract] = MappingProxyType(
     {
         "number": final_number,
@@ -41,14 +41,14 @@ class EngineArguments:
 
     Attributes:
         pretrained: what a `LocalEngine` loads: a folder, a zoo name, "smollm2-135m", a hub id, or a loaded model.
-        base_url: of a server that speaks the OpenAI API, instead of `pretrained`; its key is read from the environment
+        base_url: address of a server with the OpenAI API, instead of `pretrained`; its key is read from the environment
             variable ``OPENAI_API_KEY``.
-        model: the name that the server has for the model.
-        endpoint: of the server.
+        model: the server's name for the model.
+        endpoint: which endpoint of the server to ask.
         num_engines: how many `LocalEngine`s to start on a Ray cluster (see `RayEngine`); None is one in this process.
         dtype: name of a torch type; None and "auto" leave the choice to the engine.
         device: None is the GPU if there is one.
-        speculate: who guesses tokens ahead, as in `LocalEngine`.
+        speculate: what guesses tokens ahead, as in `LocalEngine`.
         weights: rounds weights, as in `LocalEngine`.
     """
 
@@ -140,7 +140,7 @@ def extractor(name: str | None, task: Any = None) -> tuple[str, Extract]:
         The name and the function.
 
     Raises:
-        ArgumentError: there is no such name; lists those there are.
+        ArgumentError: the name is unknown; lists the known ones.
 
     >>> extractor("final_choice")[1]("The answer is (B).")
     'B'

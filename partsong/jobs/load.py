@@ -1,4 +1,4 @@
-"""Measures what else keeps the processors busy, which tells a disturbed measurement apart from a quiet one."""
+"""Measures how busy other programs keep the processors, to tell disturbed measurements from quiet ones."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import psutil
 
 __all__ = ["DISTURBED", "LoadWatch", "spread"]
 
-#: A measurement is disturbed where others take more than this share of the processors, or where the same work takes
-#: times that differ by more than this share.
+#: A measurement is disturbed if other programs take more than this share of the processors, or if repeats differ by
+#: more than this share.
 DISTURBED = 0.05
 
 
 class _Used(NamedTuple):
-    """Counts processor seconds: of all cores, of those the busy ones, and of these our own."""
+    """Counts processor seconds: of all cores, the busy part of those, and our own part of that."""
 
     all: float
     busy: float
@@ -24,7 +24,7 @@ class _Used(NamedTuple):
 
 
 class LoadWatch:
-    """Compares what all processes use from now on with what this one and its children use.
+    """Compares the processor time of all processes from now on with that of this one and its children.
 
     Args:
         seconds: how long the processors are watched before anything starts.
@@ -43,10 +43,10 @@ class LoadWatch:
         self._begin = _used()
 
     def of_others(self, beside: float = 0.0) -> float:
-        """Returns the share of all cores that others took since the watch began; also a host that runs other guests.
+        """Returns the share of all cores that others took since the watch began, other guests of the host included.
 
         Args:
-            beside: processor seconds, since then, of processes that belong to this one and are no children of it.
+            beside: processor seconds, since then, of processes that belong to this one without being its children.
         """
         now = _used()
         total, busy, own = (b - a for a, b in zip(self._begin, now, strict=True))
@@ -58,7 +58,7 @@ class LoadWatch:
 
 
 def spread(seconds: Sequence[float]) -> float:
-    """Returns by how much the middle half of some times differ, as a share of their median.
+    """Returns the interquartile range of some times as a share of their median.
 
     >>> spread([1.0, 1.0, 1.1, 1.2, 9.0])
     0.18
@@ -79,6 +79,6 @@ def _used() -> _Used:
     for child in me.children(recursive=True):
         try:
             own += sum(child.cpu_times()[:4])
-        except psutil.Error:  # it has just ended; then its parent counts it
+        except psutil.Error:  # it has just ended, so its parent counts it
             continue
     return _Used(everything, everything - idle, own)

@@ -1,4 +1,4 @@
-"""Loads a pipeline folder on every rank, each with the weights it needs and no others."""
+"""Loads a pipeline folder on every rank, reading only the weights that the rank needs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = ["load_folder", "load_pipeline", "open_plan"]
 def load_pipeline(model: str | Path, *strategies: Strategy, mesh: Mesh | None = None, dtype: str | None = None) -> Plan:
     """Loads a pipeline and attaches strategies to it; each rank reads only the weights that it will hold.
 
-    With `ShardedWeights` or `TensorParallel` a rank reads its share of the denoiser from the safetensors files, and at
-    no time holds all of it. With `EncodeOnce` only the first rank reads the text encoders. The rest of the pipeline,
-    and everything with other strategies, is loaded whole.
+    With `ShardedWeights` or `TensorParallel` a rank reads its share of the denoiser from the safetensors files, and
+    never holds all of it. With `EncodeOnce` only the first rank reads the text encoders. The rest of the pipeline, and
+    everything with other strategies, is loaded whole.
 
     Args:
         model: a name of the zoo, a folder of diffusers, or a hub id.
@@ -72,7 +72,7 @@ def open_plan(job: SamplingJob, mesh: Mesh, pipe: Any = None) -> Plan:
     Args:
         job: the job.
         mesh: the ranks.
-        pipe: its pipeline, if that was loaded already; None loads it, on each rank what that needs.
+        pipe: its pipeline if already loaded; None loads it, on each rank only what that rank needs.
     """
     if pipe is not None:
         return parallelize(pipe, *job.strategies, mesh=mesh)
@@ -106,7 +106,7 @@ def load_folder(
     encodes_once = mesh.world_size > 1 and any(isinstance(strategy, EncodeOnce) for strategy in strategies)
     cuts = mesh.world_size > 1 and any(strategy.cuts_weights for strategy in strategies)
     empty = _empty_denoisers(folder, {name: index[name][1] for name in names}) if cuts else {}
-    # A pipeline that cannot encode on one rank alone is refused below, with all of its parts.
+    # A pipeline that cannot encode on a single rank is refused below, with all of its parts.
     can_do_without = encodes_once and mesh.rank > 0 and hasattr(pipeline_class(pipeline), "encode_prompt")
     left_out = dict.fromkeys(text_encoders(index)) if can_do_without else {}
     pipe = zoo.complete(zoo_name, read_pipeline(folder, pipeline, dtype, given={**empty, **left_out}))
@@ -124,8 +124,8 @@ def load_folder(
 
 
 def _empty_denoisers(folder: Path, kinds: Mapping[str, str]) -> dict[str, nn.Module]:
-    """Builds the denoisers of which each rank will hold a share, by the names of their classes."""
-    import diffusers  # takes seconds, and who only starts ranks loads this module too
+    """Builds the denoisers that will be shared out over ranks, without weights, by the names of their classes."""
+    import diffusers  # takes seconds, and processes that only start ranks load this module too
 
     models = {}
     for name, kind in kinds.items():
@@ -151,7 +151,7 @@ def _fill(under: Denoiser, folder: Path, dtype: torch.dtype, device: torch.devic
 
 
 def _move(pipe: Any, device: torch.device, encodes_once: bool) -> None:
-    """Moves what is not there yet; text encoders that only encode once come and go by themselves."""
+    """Moves to the device what is not there yet; text encoders under `EncodeOnce` are moved when they are used."""
     staying = text_encoders(pipe.components) if encodes_once else []
     for name, part in pipe.components.items():
         if isinstance(part, nn.Module) and name not in staying:

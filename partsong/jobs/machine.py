@@ -39,7 +39,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_hardware() -> dict[str, Any]:
-    """Returns what measurements depend on, a part of `describe_machine`, for files of results."""
+    """Returns the part of `describe_machine` on which measurements depend, for files of results."""
     machine = describe_machine()
     return {name: machine[name] for name in ("system", "cores", "instruction_set", "gpus", "python", "packages")}
 

@@ -42,7 +42,7 @@ def find_pipeline(name: str) -> PipelineSource:
     """Resolves a zoo name, a local diffusers folder or a hub id.
 
     Args:
-        name: what the user wrote. It is looked for as a folder first, then in the zoo, then on the hub.
+        name: what the user wrote. It is looked up as a folder first, then in the zoo, then on the hub.
 
     Raises:
         ArgumentError: the model is unknown, not readable or not reachable; says which.
@@ -111,7 +111,7 @@ def _download(name: str, offline: bool) -> Path:
     from diffusers import DiffusionPipeline
     from huggingface_hub import hf_hub_download
 
-    # The small file comes first, so that nothing is downloaded for a pipeline with code of its own.
+    # The small file comes first, so nothing else is downloaded for a pipeline with code of its own.
     _read_index(Path(hf_hub_download(name, "model_index.json", local_files_only=offline)).parent)
     return Path(
         DiffusionPipeline.download(name, use_safetensors=True, trust_remote_code=False, local_files_only=offline)

@@ -36,7 +36,7 @@ __all__ = [
     "usual_dtype",
 ]
 
-#: Seconds a rank may wait for another, since the serial twin runs alone and a large model loads slowly.
+#: Seconds a rank may wait for another: long, since the serial twin runs on one rank and large models load slowly.
 RANK_TIMEOUT = 3600.0
 
 
@@ -48,11 +48,11 @@ class SamplingJob:
         folder: a diffusers pipeline folder.
         pipeline: class name of the pipeline.
         zoo_name: name of the zoo model, if it is one; its reader then scores the result.
-        prompt: what to sample, or the number of a class for class-conditional pipelines.
+        prompt: what to sample; for class-conditional pipelines the number of a class.
         arguments: further arguments of the pipeline call.
         strategies: what to attach.
         degrees: size of each mesh axis.
-        shares: how fast each rank is; ``measured`` measures that first, None takes all to be alike.
+        shares: how fast each rank is; ``measured`` measures that first, None treats all alike.
         seed: of the noise.
         dtype: type of weights and arithmetic; None takes the checkpoint's own on a GPU, float32 on a CPU.
         threads: threads per rank; None leaves the choice to torch.
@@ -92,7 +92,7 @@ def open_mesh(job: SamplingJob) -> Iterator[Mesh]:
             yield mesh
             return
         measured = useful_shares(job.strategies, mesh.degrees, measure_shares(mesh))
-        # The first mesh started the process group, which the second one shares, and so must end last.
+        # The first mesh started the process group, which the second one shares, so the first must close last.
         with Mesh(**job.degrees, shares=measured, timeout=RANK_TIMEOUT) as cut:
             yield cut
 
@@ -114,14 +114,14 @@ def read_pipeline(
         folder: a diffusers pipeline folder.
         pipeline: class name of the pipeline, one of diffusers' own.
         dtype: name of a torch floating-point type.
-        given: parts by name that are not read: modules to take in their place, or None to do without.
+        given: parts that are not read, by name: a module to use instead, or None to leave the part out.
 
     Raises:
         ArgumentError: diffusers cannot read the folder, or weights are missing in it; says why.
         UnsupportedError: this diffusers has no such pipeline.
     """
     kind = pipeline_class(pipeline)
-    # Folders of pipelines that were saved without some of their parts say so, but diffusers wants to hear it again.
+    # Folders of pipelines that were saved without some parts say so, but diffusers needs it as an argument, too.
     index = read_settings(folder, "model_index.json")
     absent = [name for name, entry in index.items() if isinstance(entry, list) and not any(entry)]
     parts: dict[str, Any] = {**dict.fromkeys(absent), **given}
@@ -147,7 +147,7 @@ def read_pipeline(
 
 
 def usual_dtype(folder: Path, device: torch.device) -> str:
-    """Returns the type to compute in: on a GPU that of most weights of the denoiser, float32 on a CPU."""
+    """Returns the type to compute in: the type of most of the denoiser's weights on a GPU, float32 on a CPU."""
     part = next((folder / name for name in DENOISERS if (folder / name).is_dir()), None)
     if device.type == "cpu" or part is None:
         return "float32"

@@ -1,4 +1,4 @@
-"""Finds the model that a plan is for, and writes the lines that carry the plan out."""
+"""Finds the model to plan for, and writes the commands that carry the plan out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from partsong.samplers.registry import strategies
 
 __all__ = ["machine_here", "paste", "subject_for"]
 
-#: A folder with more bytes of weights than this is planned for by its settings alone.
+#: A folder with more bytes of weights than this is planned from its settings only.
 _SMALL = 2e9
 
 
@@ -40,7 +40,7 @@ def subject_for(model: str) -> tuple[Subject, str]:
         The model, and what `from_pretrained` takes for it.
 
     Raises:
-        ArgumentError: nothing of that name; lists the known ones.
+        ArgumentError: the name is unknown; lists the known ones.
     """
     if model in MODELS:
         return subject_named(model), MODELS[model].checkpoint
@@ -61,10 +61,10 @@ def subject_for(model: str) -> tuple[Subject, str]:
 
 
 def machine_here(ranks: int) -> Machine:
-    """Describes this machine: as it was measured, or by public figures of its GPUs.
+    """Describes this machine from its measurements, or from public figures of its GPUs.
 
     Args:
-        ranks: how many are planned for.
+        ranks: number of ranks to plan for.
 
     Raises:
         ArgumentError: it was not measured, and no public figures are known.
@@ -78,7 +78,7 @@ def machine_here(ranks: int) -> Machine:
 
 
 def paste(name: str, advice: Advice, subject: Subject, **asked: Any) -> list[str]:
-    """Writes the command line and the lines of Python that carry the first of the mixes out.
+    """Writes the command line and the lines of Python for the first of the mixes.
 
     Args:
         name: what `from_pretrained` takes.
@@ -108,7 +108,7 @@ def paste(name: str, advice: Advice, subject: Subject, **asked: Any) -> list[str
 
 
 def _written(strategy: Strategy) -> str:
-    """Writes a strategy as Python does, with the knobs that are not the default."""
+    """Writes a strategy as a Python expression, with the knobs that differ from their defaults."""
     _, _, knobs = format_knobs(strategy, strategies()).partition(":")
     given = [part.split("=") for part in knobs.split(",") if part]
     values = (f"{key}={value if value.replace('.', '', 1).isdigit() else repr(value)}" for key, value in given)

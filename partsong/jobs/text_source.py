@@ -32,7 +32,7 @@ def find_text_model(name: str, adapter: str | None = None) -> TextSource:
     """Resolves a zoo name, a local transformers folder or a hub id, and checks that its family can be decoded.
 
     Args:
-        name: what the user wrote. It is looked for as a folder first, then in the zoo, then on the hub.
+        name: what the user wrote. It is looked up as a folder first, then in the zoo, then on the hub.
         adapter: as given by ``--adapter``.
 
     Raises:

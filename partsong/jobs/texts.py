@@ -48,15 +48,16 @@ class TextJob:
         block_size: as in `decode`.
         open_blocks: as in `decode`.
         verify: as in `decode`.
-        speculate: as in `decode`, out of those that need no model.
+        speculate: as in `decode`; only drafters that need no model.
         temperature: as in `decode`.
         seed: as in `decode`.
         chat: whether the prompt goes through the tokenizer's chat template; None uses it if there is one.
-        template: a text that must follow the prompt, with the tokenizer's mask token for gaps.
+        template: a text that must follow the prompt, with the tokenizer's mask token in place of gaps.
         dtype: name of a torch type; None is the checkpoint's own.
         device: None is the first GPU, or the CPU if there is none.
         threads: None leaves the choice to torch.
-        compare: whether to decode one token per step as well; with `verify` or `speculate`, the same without it.
+        compare: whether to decode one token per step as well; with `verify` or `speculate`, whether to decode without
+            it as well.
         ledger: JSONL to write.
     """
 
@@ -198,7 +199,7 @@ def run_text(loaded: LoadedText, watch: Callable[[Step], None] | None = None) ->
     plain = {} if drafted else {"rule": Quota(), "cache": NoCache(), "open_blocks": 1}
     serial = {**loaded.options, **plain, "verify": 0, "speculate": None}
     watched = watch is not None or job.ledger is not None
-    if job.compare:  # warms up both, because a first forward costs more
+    if job.compare:  # warms up both, because the first forward costs more
         for options in (loaded.options, serial):
             next(decode_steps(request.model, [loaded.ids], **options))
     decoded, seconds = _timed(loaded, loaded.options, watched, watch, job.ledger)
@@ -234,7 +235,7 @@ def _timed(
     watch: Callable[[Step], None] | None = None,
     ledger: Path | None = None,
 ) -> tuple[Decoded, float]:
-    """Decodes, and returns the seconds it took without those of the watcher; writes a ledger record per step."""
+    """Decodes, and returns the seconds without those of the watcher; writes a ledger record per step."""
     steps = decode_steps(loaded.request.model, [loaded.ids], watched=watched, **options)
     seconds = 0.0
     with Ledger(ledger) as records:
@@ -262,7 +263,7 @@ def _compared(loaded: LoadedText, serial: dict[str, Any], values: dict[str, Any]
         "text_serial": text,
         "forwards_serial": sum(decoded.summary()["forwards"].values()),
         "token_ids_serial": tokens,
-        # Compared place by place, up to the end of the shorter text.
+        # Compared position by position, up to the end of the shorter text.
         "tokens_agreeing": sum(a == b for a, b in zip(values["token_ids"], tokens, strict=False)),
         "same_text": values["token_ids"] == tokens,
         "valid_serial": _valid(loaded.job, text),
@@ -284,7 +285,7 @@ def _prompt_ids(job: TextJob, tokenizer: Any) -> list[int]:
     if job.chat and not has_template:
         raise ArgumentError(f"--chat: the tokenizer in {job.folder} has no chat template; leave it out")
     if job.zoo_name is not None and (tokenizer.mask_token is None or tokenizer.mask_token not in job.prompt):
-        zoo.MODELS[job.zoo_name].task.parse(job.prompt)  # refuses unknown words, which the model would answer anyway
+        zoo.MODELS[job.zoo_name].task.parse(job.prompt)  # refuses unknown words
     if not (has_template if job.chat is None else job.chat) or not job.prompt:
         return plain_ids(job.prompt, tokenizer)
     try:
@@ -299,7 +300,7 @@ def _prompt_ids(job: TextJob, tokenizer: Any) -> list[int]:
 
 
 def plain_ids(prompt: str, tokenizer: Any) -> list[int]:
-    """Returns tokens with those the tokenizer adds before a text, but not those it adds after an unfinished one."""
+    """Returns tokens including those the tokenizer adds before a text, but not those it adds after a finished one."""
     bare, whole = (list(tokenizer(prompt, add_special_tokens=special).input_ids) for special in (False, True))
     if tokenizer.mask_token_id in bare:
         return whole

@@ -33,7 +33,7 @@ class TilesJob:
         source: the model.
         prompt: what to draw.
         rule: how tokens are decided.
-        guidance: how far to go beyond the caption's own logits; None takes what the model's settings say.
+        guidance: how far to go beyond the caption's own logits; None takes the model's setting.
         num_images: how many images of the prompt.
         seed: of orders and draws.
         dtype: type of weights and arithmetic.
@@ -60,7 +60,7 @@ def run_tiles(job: TilesJob) -> dict[str, Any]:
     """Samples a job and writes the images; returns the measured values by their JSON names.
 
     Raises:
-        ArgumentError: the prompt is not of the model's grammar, or the folder cannot be read.
+        ArgumentError: the prompt does not follow the model's grammar, or the folder cannot be read.
     """
     if job.threads is not None:
         torch.set_num_threads(job.threads)
@@ -84,9 +84,9 @@ def run_tiles(job: TilesJob) -> dict[str, Any]:
         "tokens_rejected": int(decoded.rejected.sum()),
     }
     if job.compare:
-        twin, serial, seconds_serial = _sample(loaded, job, job.rule.serial())
+        serial_run, serial, seconds_serial = _sample(loaded, job, job.rule.serial())
         values |= drift(images, serial).as_json(seconds, seconds_serial)
-        values |= {"forwards_serial": int(twin.forwards.max())}
+        values |= {"forwards_serial": int(serial_run.forwards.max())}
         values |= {"facts_read_serial": facts_read(job.source.zoo_name, job.prompt, serial)}
     paths = save_images(list(images), job.out)
     return {**values, "out": paths[0], "images": paths}

@@ -27,7 +27,7 @@ class TilesSource:
 
 
 def find_tiles(name: str) -> TilesSource | None:
-    """Returns the folder of a model of picture tokens, or None if the name is that of another model.
+    """Returns the folder of a model of picture tokens, or None if the name belongs to another kind of model.
 
     Args:
         name: what the user wrote: a local folder, or a model of the zoo.

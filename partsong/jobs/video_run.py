@@ -1,4 +1,4 @@
-"""Samples one video with a pipeline or a plan, and notes when each part of it was there."""
+"""Samples one video with a pipeline or a plan, and notes when each part of it was done."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["VideoRun", "sample_video"]
 
 @dataclass(slots=True)
 class VideoRun:
-    """Holds what one run gave on this rank.
+    """Holds the outcome of one run on this rank.
 
     Attributes:
         frames: each part `[F, H, W, 3]` in [0, 1], kept to be scored and compared; empty on ranks that decode nothing.
         borders: the number of the first frame of each part after the first.
-        times: seconds after which each part was there.
+        times: seconds until each part was done.
         num_frames: how many frames were delivered.
-        num_cut: how many more were sampled, and left out at the end.
+        num_cut: how many more were sampled, and cut off at the end.
         seconds: wall time.
     """
 
@@ -38,7 +38,7 @@ class VideoRun:
 
     @property
     def first(self) -> float:
-        """Returns the seconds until the first part was there, or 0 on ranks that decode nothing."""
+        """Returns the seconds until the first part was done, or 0 on ranks that decode nothing."""
         return self.times[0] if self.times else 0.0
 
 
@@ -59,7 +59,7 @@ def sample_video(
         journal: see `partsong.samplers.stream`.
         writer: takes the frames as they come, and is closed at the end even if sampling fails.
         keeps: whether to keep the frames.
-        num_frames: how many frames to deliver; those beyond it are left out. None delivers all.
+        num_frames: how many frames to deliver; the rest is cut off. None delivers all.
 
     Raises:
         ArgumentError: the pipeline refuses the value of an argument.

@@ -78,12 +78,12 @@ def run_video(job: VideoJob) -> dict[str, Any]:
 
 
 def _serial(job: VideoJob, pipe: Any, mesh: Mesh) -> VideoRun | None:
-    """Samples the same video on rank 0 alone, with the pipeline itself or with the same loop, while the others wait."""
+    """Samples the same video on rank 0, with the pipeline itself or with the same loop, while the other ranks wait."""
     run = None
     if mesh.is_main:
         twins = [strategy for strategy in job.strategies if strategy.loops_alone]
         if twins:
-            with parallelize(pipe, *(_alone(strategy) for strategy in twins), mesh=mesh.alone()) as plan:
+            with parallelize(pipe, *(_on_one_rank(strategy) for strategy in twins), mesh=mesh.alone()) as plan:
                 run = _sample(replace(job, journal=None), plan, None, keeps=True)
         else:
             run = _sample(job, pipe, None, keeps=True)
@@ -91,7 +91,7 @@ def _serial(job: VideoJob, pipe: Any, mesh: Mesh) -> VideoRun | None:
     return run
 
 
-def _alone(strategy: Strategy) -> Strategy:
+def _on_one_rank(strategy: Strategy) -> Strategy:
     """Returns the strategy with the knobs that fit one rank."""
     of_one_rank = {"degree": 1, "pipe_degree": 1, "layers": None}
     knobs = {knob.name: of_one_rank[knob.name] for knob in fields(strategy) if knob.name in of_one_rank}
@@ -99,7 +99,7 @@ def _alone(strategy: Strategy) -> Strategy:
 
 
 def _enough_frames(job: VideoJob, pipe: Any) -> VideoJob:
-    """Asks the pipeline for a number of frames that it can make, of which those wanted are the first."""
+    """Asks the pipeline for a number of frames that it can make, at least as many as are wanted."""
     if job.num_frames is None:
         return job
     in_blocks = any(strategy.has_loop for strategy in job.strategies)

@@ -2,7 +2,7 @@
 
 The aten operators below these checks read out of bounds, return garbage or kill the process on shapes they do not
 expect, so nothing reaches them unchecked. The common case has to cost about a microsecond: one combined test passes,
-and only a failure is taken apart to say what is wrong.
+and only after a failure is the reason found.
 """
 
 from __future__ import annotations

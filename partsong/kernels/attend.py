@@ -90,7 +90,7 @@ def _scale(q: Tensor, scale: float | None) -> float:
 
 
 def _compute(call: Call) -> tuple[Tensor, Tensor]:
-    """Answers what is empty, where kernels would read out of bounds or die, and hands on the rest."""
+    """Answers empty calls, on which kernels would read out of bounds or crash, and passes on the rest."""
     q, used = call.q, call.used()
     if used is not None and all(q.shape[:3]):
         return compute(used)

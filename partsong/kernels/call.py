@@ -41,7 +41,7 @@ class Segment:
         v: values of the same shape.
         bias: added to every logit of the segment: ``math.log(r)`` where one key stands for r of them, -inf leaves the
             segment out.
-        position: where its first key stands, for causal masks; None is right after the segment before.
+        position: position of its first key, for causal masks; None is right after the segment before.
         stream: which stream of a `Streams` mask sees it; `SHARED` (-1) is all of them.
     """
 

@@ -93,7 +93,7 @@ def compute(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def choose(call: Call) -> tuple[Backend, Call] | None:
-    """Finds the backend for a call and the form it takes it in; None where segments have to be computed apart."""
+    """Finds the backend for a call and the form it takes; None where segments must be computed separately."""
     rows, forced = _candidates(call)
     in_parts = len(call.segments) > 1 and call.q.is_cuda
     plain = None
@@ -113,7 +113,7 @@ def choose(call: Call) -> tuple[Backend, Call] | None:
 
 
 def _compute_by_segment(call: Call) -> tuple[Tensor, Tensor]:
-    """Computes segments apart, adds their bias to their log-sum-exp, and merges them.
+    """Computes segments separately, adds their bias to their log-sum-exp, and merges them.
 
     The fused CUDA operators take a bias only in q's dtype, where bfloat16 would round ln r; this way it stays float32,
     and keys and values are read where they lie.
@@ -126,7 +126,7 @@ def _compute_by_segment(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _candidates(call: Call) -> tuple[tuple[Backend, ...], bool]:
-    """Lists the rows to try, in order, and says whether one was asked for by name."""
+    """Lists the rows to try, in order, and says whether one was requested by name."""
     forced = _FORCED.get() or os.environ.get(ENV)
     if forced and forced != "auto":
         return (_find_backend(forced),), True

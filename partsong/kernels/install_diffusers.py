@@ -30,7 +30,7 @@ def install_diffusers() -> Callable[[], None]:
 
     Raises:
         ArgumentError: the name is taken.
-        UnsupportedError: diffusers is missing, or its dispatcher is not that of 0.40 to 0.42.
+        UnsupportedError: diffusers is missing, or its dispatcher differs from that of 0.40 to 0.42.
     """
     if importlib.util.find_spec("diffusers") is None:
         raise UnsupportedError("install(diffusers=True) needs diffusers, which is not installed")

@@ -11,7 +11,7 @@ _CHANGING_ROTARY = ("dynamic", "longrope")
 
 
 def why_keys_cannot_be_kept(config: Any) -> str | None:
-    """Says why keys of one call must not be read by another, or by all tokens; None where they may be.
+    """Says why keys of one call must not be reused by another, or by all tokens; None where they may.
 
     Args:
         config: the configuration of a transformers model.

@@ -25,7 +25,7 @@ from partsong.seeds import philox
 
 __all__ = ["TokenDraw", "draw", "gumbel", "likely_draws", "noisy_logits"]
 
-#: Tokens this far below the likeliest one, in logit / temperature, are first drawn as one.
+#: Tokens this far below the likeliest one, in logit / temperature, are first drawn as a group.
 _FAR = 8.0
 #: How many of the likeliest tokens are searched for a nucleus before all are sorted.
 _NEAR = 256
@@ -34,9 +34,9 @@ _FIRST, _SECOND = 2, 3
 _WORD = 0xFFFFFFFF
 #: Stands for all far tokens together; no vocabulary has a token of this number.
 _TOGETHER = _WORD
-#: What far tokens lie behind near ones where only near ones are drawn; Gumbel noise is hardly ever larger.
+#: Offset of far tokens below near ones where only near ones are drawn; Gumbel noise is hardly ever larger.
 _BEHIND = 100.0
-#: The least temperature that logits are divided by. There the likeliest token wins, however small its lead.
+#: The lowest temperature that logits are divided by. There the likeliest token wins by any lead.
 _COLDEST = 1e-6
 #: Noise for a few rows of so many tokens at most is made for all tokens and several places at once, and kept for the
 #: places that come next: one call costs as much for a thousand numbers as for one.
@@ -67,7 +67,7 @@ def gumbel(seed: Tensor, place: Tensor, token: Tensor, stream: int = _FIRST) -> 
         seed: int64 `[..., 2]`, the low and the high 32 bits.
         place: int64, the token's place in the answer.
         token: int64 ids.
-        stream: picks noise that is unrelated to that of other streams.
+        stream: selects noise that is unrelated to that of other streams.
 
     >>> seed = torch.tensor([5, 0])
     >>> bool(gumbel(seed, torch.tensor(0), torch.tensor([3])) == gumbel(seed, torch.tensor(0), torch.tensor([1, 3]))[1])
@@ -99,7 +99,7 @@ def draw(logits: Tensor, draws: Sequence[TokenDraw]) -> list[int]:
 
 
 def likely_draws(logits: Tensor, draws: Sequence[TokenDraw], num: int) -> list[list[int]]:
-    """Lists for each row the tokens that `draw` would take from logits like these, the likeliest first.
+    """Lists for each row the tokens that `draw` would take from similar logits, the likeliest first.
 
     They are those with the largest noisy logits. A model whose logits are similar draws one of them with the same
     noise, more often than it draws one of the tokens that are likeliest without the noise.
@@ -150,7 +150,7 @@ def _noisy(logits: Tensor, how: TokenDraw) -> Tensor:
 
 
 def _scaled(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
-    """Divides logits by each row's temperature, its largest at 0, and takes out what is outside a nucleus."""
+    """Divides logits by each row's temperature, its largest at 0, and removes tokens outside a nucleus."""
     heat = [[max(each.temperature, _COLDEST)] for each in draws]
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / torch.tensor(heat, dtype=logits.dtype, device=logits.device)
     for row, each in enumerate(draws):
@@ -186,7 +186,7 @@ def _keys(draws: Sequence[TokenDraw], device: torch.device) -> tuple[Tensor, Ten
 
 
 def _kept_noise(draws: Sequence[TokenDraw], vocabulary: int, device: torch.device) -> Tensor:
-    """Returns the noise of all tokens, and behind it that of all far ones together: `[rows, vocabulary + 1]`."""
+    """Returns the noise of all tokens, followed by that of all far ones together: `[rows, vocabulary + 1]`."""
     rows = [_noise_of(how.seed, how.place // _PLACES, vocabulary, device)[how.place % _PLACES] for how in draws]
     return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 

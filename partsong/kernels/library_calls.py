@@ -57,5 +57,5 @@ def attend(
 
 
 def unsupported(library: str, what: str, instead: str) -> UnsupportedError:
-    """Returns the error for something another library asks for that these kernels would have to ignore."""
+    """Returns the error for a request of another library that these kernels would have to ignore."""
     return UnsupportedError(f"{library} asked partsong's attention for {what}, which it does not compute: {instead}")

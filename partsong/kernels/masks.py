@@ -1,6 +1,6 @@
 """Says which query may see which key, as data: kernels work it out from positions and ids, no `[Lq, Lk]` is stored.
 
-Query i stands at position ``i + offset``, key j at position j (in a `Segment`, at ``segment.position + j``).
+Query i has position ``i + offset``, key j at position j (in a `Segment`, at ``segment.position + j``).
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ KINDS: tuple[Any, ...] = (Causal, BlockCausal, Streams, Tree)
 
 
 def describe(x: object) -> str:
-    """Says what was found in place of an argument: a tensor of some dtype, or a type."""
+    """Describes a wrong argument: a tensor of some dtype, or a type."""
     return f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
 
 

@@ -81,7 +81,7 @@ def merge_group_norm_stats(
 
     Raises:
         ArgumentError: no elements at all, a negative count, or lengths, shapes or devices that differ.
-        ArgumentTypeError: a count is no integer, a statistic no float tensor.
+        ArgumentTypeError: a count is not an integer, or a statistic not a float tensor.
 
     Source: Chan, Golub and LeVeque, STAN-CS-79-773.
     """
@@ -208,7 +208,7 @@ def residual_adaptive_layer_norm(
     """Joins two parts of a block: `stream = residual + gate * x`, then the stream's adaptive layer norm.
 
     Args:
-        x: what attention or feed-forward gave, `[B, L, C]`.
+        x: output of attention or feed-forward, `[B, L, C]`.
         residual: the stream it is added to, `[B, L, C]`.
         gate: shapes as shift of `adaptive_layer_norm`; None adds x as it is (Wan's cross attention).
         shift: that of the norm that follows, as in `adaptive_layer_norm`.
@@ -342,7 +342,7 @@ def _check_vector(name: str, vector: Tensor | None, size: int, x: Tensor) -> Non
 def _check_adaptive(
     x: Tensor, shift: Tensor | None, scale: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Checks what the adaptive norms share; gives shift and scale three dims."""
+    """Checks the arguments that the adaptive norms share; gives shift and scale three dims."""
     _check("x", x)
     _check_eps(eps)
     if x.dim() != 3:

@@ -11,7 +11,7 @@ __all__ = ["group_norm_apply", "group_norm_stats", "supports"]
 
 
 def supports(*tensors: Tensor | None) -> bool:
-    """Whether all tensors are on a CPU, of one type that torch's fused pass computes in, and need no gradient."""
+    """Says whether all tensors are on a CPU, of one type that torch's fused pass supports, and need no gradient."""
     given = [x for x in tensors if x is not None]
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in given)
     return not grad and all(x.dtype == given[0].dtype and x.device.type == "cpu" for x in given)

@@ -45,7 +45,7 @@ def merge_group_norm_stats(
     counts: Sequence[int], means: Sequence[Tensor], variances: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Returns mean and variance `[B, G]` of the whole out of each patch's: a few numbers, so nothing is fused."""
-    # A patch without elements is left out: whatever its statistics hold, a weight of 0 would not silence a NaN.
+    # A patch without elements is left out: its statistics may be NaN, which a weight of 0 would not remove.
     filled = [index for index, count in enumerate(counts) if count]
     dtype = accumulator(*means, *variances)
     mean = torch.stack([means[index].to(dtype) for index in filled])

@@ -1,8 +1,8 @@
-"""Computes group norm in Triton, and holds what all kernels of norms share. Importing this needs triton.
+"""Computes group norm in Triton, and holds the shared parts of all norm kernels. Importing this needs triton.
 
 All arithmetic is float32: every load is widened first and every store rounds. Offsets have 64 bits, since the
 activations of a video decoder have more than 2^31 elements. Which optional arguments are None is known when a kernel
-is compiled, so what is left out costs nothing. The specifications are in `norms_naive`.
+is compiled, so omitted arguments cost nothing. The specifications are in `norms_naive`.
 """
 
 # Triton is optional where types are checked, and a kernel is called with other types than it computes with.

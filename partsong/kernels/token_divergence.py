@@ -1,4 +1,4 @@
-"""Measures how far a distribution over the vocabulary has moved, from hidden states alone."""
+"""Measures how far a distribution over the vocabulary has moved, from just the hidden states."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def token_divergence(
         part = weight[here].to(wide)
         a, b = (to_logits(x.to(wide) @ part.T, form, here) for x in (hidden, other))
         top = torch.logaddexp(lse_a, a.logsumexp(1))
-        # The mean of a - b under p, so far: rescaled to the larger sum, and what is new added.
+        # The mean of a - b under p, so far: rescaled to the larger sum, plus the new part.
         gap = torch.where(a > -torch.inf, a - b, 0.0)
         mean = mean * (lse_a - top).exp() + ((a - top[:, None]).exp() * gap).sum(1)
         lse_a, lse_b = top, torch.logaddexp(lse_b, b.logsumexp(1))

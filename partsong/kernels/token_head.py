@@ -45,7 +45,7 @@ _FirstToken = Annotated[int, Whole(0, (1 << 30) - 1)]
 class TokenNoise:
     """Holds the noise tokens are drawn with: a function of (seed, position, token id) and of nothing else.
 
-    A row therefore draws the same token alone and in any batch, for any subset of positions, tiling, shard of the
+    A row therefore draws the same token in any batch, for any subset of positions, tiling, shard of the
     vocabulary or device. The noise of a position is the same at every call, so derive a seed per decoding step:
     ``seeds.derive(seed, "step", step)``.
 
@@ -180,7 +180,7 @@ def _read_call(
     temperature: float,
     noise: TokenNoise | int | None,
 ) -> tuple[Tensor, Logits, Draw | None]:
-    """Checks what was given; returns the rows asked for `[N, C]`, what becomes of their products, and their noise."""
+    """Checks the arguments; returns the requested rows `[N, C]`, the settings of their products, and their noise."""
     _check_head(hidden, weight, bias)
     softcap = None if softcap is None else _positive("softcap", softcap)
     logit_scale = _positive("logit_scale", logit_scale)

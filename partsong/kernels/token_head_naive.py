@@ -20,7 +20,7 @@ from partsong.kernels.token_state import FLOOR, TokenState, merge_token_states
 
 __all__ = ["Draw", "Logits", "draw_tokens", "scan", "to_logits"]
 
-#: Most logits held at once, and most weights converted at once: megabytes, whatever the model and the batch.
+#: Most logits held at once, and most weights converted at once: megabytes for any model and batch.
 MAX_LOGITS = 1 << 19
 MAX_WEIGHTS = 1 << 22
 #: Most rows of a tile: more would not make the product faster.
@@ -98,7 +98,7 @@ def scan(
 
 
 def draw_tokens(hidden: Tensor, weight: Tensor, logits: Logits, draw: Draw | None = None) -> Tensor:
-    """Goes once over the vocabulary for the drawn tokens alone, int64 `[N]`; arguments as in `scan`."""
+    """Goes once over the vocabulary only for the drawn tokens, int64 `[N]`; arguments as in `scan`."""
     dtype = compute_dtype(hidden.dtype)
     num_rows, num_tokens = _tile_shape(len(hidden), *weight.shape, converted=weight.dtype is not dtype)
     drawn: list[Tensor] = []

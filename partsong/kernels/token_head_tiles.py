@@ -19,7 +19,7 @@ class Tiles:
         width: hidden columns per step of the product.
         noise: vocabulary entries whose noise is made at once, a multiple of `GROUP`; what registers allow.
         num_warps: warps of a program.
-        num_stages: steps of the product whose loads are under way.
+        num_stages: steps of the product whose loads are in flight.
     """
 
     rows: int
@@ -39,7 +39,7 @@ def tiles_for(num_rows: int, dtype: torch.dtype, *, drawn: bool, capability: int
     Args:
         num_rows: N.
         dtype: that of the inputs.
-        drawn: whether there is noise.
+        drawn: whether noise is added.
         capability: compute capability of the device, major number.
     """
     if dtype is torch.float32:

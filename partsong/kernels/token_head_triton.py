@@ -78,7 +78,7 @@ def _tanh(x):
 
 @triton.jit
 def _gumbel(key, position, groups, ROWS: tl.constexpr, TOKENS: tl.constexpr):
-    """Draws Gumbel noise `[ROWS, TOKENS]` for these groups of tokens; counter for counter that of the naive twin."""
+    """Draws Gumbel noise `[ROWS, TOKENS]` for these groups of tokens; counter for counter that of the naive version."""
     counter = groups[None, :, None] * _LANES + tl.arange(0, _LANES)[None, None, :]
     low = (position & 0xFFFFFFFF).to(tl.uint32)[:, None, None]
     high = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)[:, None, None]
@@ -340,7 +340,7 @@ def _variant(dtype: torch.dtype, tiles: Tiles, full: bool, architectures: list[i
         "kernel": scan_kernel,
         "signature": signature,
         "constexprs": constexprs,
-        # What a launch finds out by itself; without it loads would not be vectors.
+        # A launch infers this by itself; without it loads would not be vectorised.
         "aligned": [*pointers, "width", "hidden_stride", "weight_stride"],
         "architectures": architectures,
         # Enough to compile: float16 takes the registers of bfloat16, and a plain scan fewer than a full one.

@@ -20,7 +20,7 @@ _WORD = 0xFFFFFFFF
 
 
 def gumbel(keys: Tensor, positions: Tensor, first_token: int, num_tokens: int) -> Tensor:
-    """Draws standard Gumbel noise, a function of (key, position, token) alone.
+    """Draws standard Gumbel noise, a function of only (key, position, token).
 
     -ln E with E exponential: E = -ln(1 - v) for a uniform v of 32 bits. The largest noise decides, and it comes from
     the smallest v, where a float holds all bits of v and the series of ln(1 - v) loses none of them.

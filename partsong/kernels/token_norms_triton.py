@@ -119,7 +119,7 @@ def _launch_layer_norm(
 ) -> None:
     batch, length, channels = out.shape
     by_token = [v if v is None or v.stride(2) == 1 else v.contiguous() for v in by_token]
-    # What is the same for all samples or all tokens is read again for each, with a stride of 0.
+    # Values that all samples or tokens share are read again for each, with a stride of 0.
     strides = [step for v in by_token for step in ((0, 0) if v is None else v.expand(out.shape).stride()[:2])]
     weight, bias = (None if v is None else v.contiguous() for v in (weight, bias))
     block = next_power_of_2(channels)

@@ -1,4 +1,4 @@
-"""Holds what a pass over the vocabulary leaves: sums that merge, and the statistics read off them.
+"""Holds the results of a pass over the vocabulary: sums that merge, and the statistics computed from them.
 
 With the logits x of a row and their maximum m, a pass keeps s = sum e^(x - m) and t = sum (x - m) e^(x - m). Then
 p_max = 1 / s, lse = m + ln s and entropy = ln s - t / s: neither logits nor probabilities are ever stored. t counts
@@ -29,7 +29,7 @@ _NO_TOKEN = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenStats:
-    """Holds what a decoding rule needs to know of a position's distribution, without the distribution.
+    """Holds the statistics of a position's distribution that decoding rules need.
 
     All fields have one shape: that of the positions asked for. Probabilities and entropy are of softmax(logits), at
     temperature 1 whatever the temperature of the draw. A row whose logits are all -inf has lse -inf and zeros
@@ -63,7 +63,7 @@ class TokenState:
         total: s, the sum of e^(x - m).
         slope: t, the sum of (x - m) e^(x - m).
         argmax: int64, the token of `top`, the lowest id among equals.
-        second: the largest logit beside that of `argmax`; `FLOOR` or below where there is no other.
+        second: the largest logit besides that of `argmax`; `FLOOR` or below where there is no other.
         token: int64, the token of the largest x / temperature + noise; `argmax` at temperature 0.
         token_logit: x of `token`.
         score: what `token` won by: x / temperature + noise, x at temperature 0.

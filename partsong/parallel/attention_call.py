@@ -2,7 +2,7 @@
 
 Self-attention goes through a chain of stages, one per mesh axis, outermost call first: `Ulysses` swaps tokens for
 heads, then `Ring` or `DisplacedPatch` brings the keys and values, then one kernel computes. Keys may arrive in any
-token order: attention does not depend on it once positions are in the keys.
+token order: attention does not depend on it, since positions are in the keys already.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
     "shard_runs",
 ]
 
-#: Does the rest of an attention, after what a stage has moved.
+#: Computes the rest of an attention, after a stage has moved its part.
 Inner = Callable[["AttentionCall"], Tensor]
 
 #: The tokens of one shard in order, as runs of one stream each: (stream, tokens).
@@ -51,13 +51,13 @@ class AttentionCall:
         q: queries `[B, Hq, L, D]` of the tokens this rank holds.
         k: their keys `[B, Hkv, L, D]`.
         v: their values.
-        sizes: tokens of every shard that is still apart, in order.
-        index: which of them this rank holds.
+        sizes: tokens of every shard that is still separate, in order.
+        index: the one that this rank holds.
         masks: for each shard its key mask `[B, 1, 1, L]` (bool keeps True; float is added); None masks nothing. Where
             queries see different keys it has a row for each query here, `[B, 1, Lq, L]`.
         scale: logit scale; None is ``D ** -0.5``.
-        wave: which part of the layer's heads this is, where a stage deals them out.
-        runs: what the tokens of every shard are; empty where all are one run of image tokens.
+        wave: which part of the layer's heads this is, where a stage distributes them.
+        runs: the streams of every shard's tokens; empty where all are one run of image tokens.
         whole_mask: the mask of all queries and keys `[B, 1, L, L]`, shard after shard, where queries see different
             keys; otherwise None.
     """
@@ -77,7 +77,7 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Holds what decides how many bytes one self-attention moves; names are those of `AttentionCall`."""
+    """Holds the sizes that decide how many bytes one self-attention moves; names are those of `AttentionCall`."""
 
     batch: int
     heads: int
@@ -93,7 +93,7 @@ class AttentionShape:
 
 
 def shard_runs(of: AttentionCall | AttentionShape) -> tuple[Runs, ...]:
-    """Says what the tokens of every shard are.
+    """Returns the streams of every shard's tokens.
 
     Example:
         >>> shard_runs(AttentionShape(1, 1, 1, 8, 4, sizes=(3, 2), index=0))
@@ -108,7 +108,7 @@ def merged_runs(runs: tuple[Runs, ...], size: int) -> tuple[Runs, ...]:
 
 
 def mask_rows(whole: Tensor, sizes: Sequence[int], index: int) -> tuple[Tensor, ...]:
-    """Returns what the queries of one shard see of every shard's keys, from the mask of all queries and keys.
+    """Returns the part of a whole mask for the queries of one shard: a mask for the keys of every shard.
 
     Args:
         whole: `[B, 1, L, L]`, shard after shard.
@@ -119,7 +119,7 @@ def mask_rows(whole: Tensor, sizes: Sequence[int], index: int) -> tuple[Tensor, 
 
 
 class Stage(Protocol):
-    """Describes one link of the attention chain; implementations derive from it for the defaults."""
+    """Describes one link of the attention chain; implementations inherit its defaults."""
 
     axis: Axis
 
@@ -133,15 +133,15 @@ class Stage(Protocol):
 
     @property
     def bytes_once(self) -> int:
-        """Counts the bytes this rank has sent once in this generation, beside those of its attentions."""
+        """Counts the bytes this rank has sent once in this generation, besides those of its attentions."""
         return 0
 
     def abandon(self) -> None:
-        """Drops messages under way without waiting, after an error; most stages wait for theirs and keep none."""
+        """Drops pending messages without waiting, after an error; most stages keep none."""
 
 
 def attend_through(stages: Sequence[Stage], call: AttentionCall) -> Tensor:
-    """Computes attention through a chain of stages, outermost first, which ends at the keys at hand."""
+    """Computes attention through a chain of stages, outermost first, which ends at the local keys."""
     if not stages:
         return attend_locally(call)
     with named_range(f"{type(stages[0]).__name__} of layer {call.layer}"):
@@ -157,7 +157,7 @@ def predict_through(stages: Sequence[Stage], shape: AttentionShape) -> int:
 
 
 def attend_locally(call: AttentionCall) -> Tensor:
-    """Computes attention to the keys at hand, at the end of the chain."""
+    """Computes attention to the local keys, at the end of the chain."""
     mask = None if call.masks is None else torch.cat(call.masks, dim=-1)
     return masked_attention(call.q, call.k, call.v, mask, call.scale)[0]
 

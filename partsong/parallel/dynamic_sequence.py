@@ -1,4 +1,4 @@
-"""Cuts frames or tokens, whichever the next block does not mix (arXiv 2403.10266)."""
+"""Cuts frames or tokens, depending on which the next block does not mix (arXiv 2403.10266)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class SwitchedBlocks(SequenceParallel):
     """Cuts frames around every spatial block of a model and tokens everywhere else.
 
     Hidden states are exchanged when a spatial block is entered and when it returns, so between its blocks the model
-    always holds cut tokens. Before the first block everything is whole, and the first cut costs nothing.
+    always holds cut tokens. Before the first block everything is whole, so the first cut costs nothing.
 
     Args:
         module: the transformer.
@@ -170,13 +170,13 @@ class SwitchedBlocks(SequenceParallel):
         arriving = whole.split(list(sizes))
         sends = [part if peer == me else part.contiguous() for peer, part in enumerate(parts)]
         pending = all_to_all(self.axis, sends, arriving, name=f"dynamic sequence: {joined} together, {cut} apart")
-        arriving[me].copy_(parts[me])  # own part while the others' are under way
+        arriving[me].copy_(parts[me])  # own part while the others' parts are in transit
         self._moves.append((cut, cube.shape[-1] * cube.element_size()))
         pending.wait()
         return whole
 
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
-        """Returns the bytes the rank at `index` sends in one forward: at every switch what it has and does not keep."""
+        """Returns the bytes the rank at `index` sends in one forward: at every switch, what it does not keep."""
         sizes = {stream: self.axis.split(total) for stream, total in tokens.items()}
         frames, own_frames = tokens[FRAMES], sizes[FRAMES][index]
         length, own_length = tokens[IMAGE], sizes[IMAGE][index]

@@ -26,7 +26,7 @@ _NAME = "embeddings of the prompt"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodeOnce(Strategy):
-    """Encodes prompts on the first rank alone, and sends the embeddings to the others. Exact.
+    """Encodes prompts only on the first rank, and sends the embeddings to the others. Exact.
 
     Only the first rank needs the text encoders, which weigh as much as the denoiser in many models. The others may hold
     none: `partsong.load_pipeline` leaves them out there. On a GPU the encoders stay in the host's memory, and visit the
@@ -103,7 +103,7 @@ class SharedPrompts(Coder):
             hook.remove()
 
     def _begin(self) -> None:
-        """Begins a generation: the prompts encoded right before belong to it, those before that do not."""
+        """Begins a generation: prompts encoded just before belong to it, earlier ones do not."""
         self._is_fresh = True
 
     def _around(self, encode: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,5 +133,5 @@ class SharedPrompts(Coder):
         return self.sent if rank == 0 else 0
 
     def describe(self) -> list[str]:
-        """Says in words what one rank does for all."""
+        """Describes what one rank does for all."""
         return [f"the prompts of {self.axis.size} ranks are encoded on the first"] if self.known else []

@@ -1,4 +1,4 @@
-"""Lets every run of a model's blocks read what the run before it computed a step ago, so that all compute at once."""
+"""Lets every run of a model's blocks start from the previous run's result of a step ago, so all compute at once."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ _Phase = Literal["exact", "lagged", "again"]
 class LaggedLayers(Strategy):
     """Gives each rank a run of the model's blocks, which starts from what the run before it returned a step ago.
 
-    So no rank waits for another inside a step. The model becomes one whose depth is spread over steps: with N runs, a
-    prediction is made of the latents of the last N steps. What a run starts from is what the blocks before it added
-    then, on top of this step's own embedding. Only what enters a run passes between neighbours, while the next step
-    begins, and the prediction goes to all. Guidance keeps all its branches. The result depends on `components` and not
-    on the number of ranks, to the last bit. Approximate; with ``warmup_steps`` at or above the number of steps it is
-    exact (and no faster than one rank).
+    So no rank waits for another inside a step. The depth of the model is spread over steps: with N runs, a prediction
+    depends on the latents of the last N steps. A run starts from this step's own embedding plus what the blocks before
+    it added a step ago. Only the inputs of runs pass between neighbours, while the next step begins, and the prediction
+    goes to all. Guidance keeps all its branches. The result depends on `components` but
+    not on the number of ranks, to the last bit. Approximate; with ``warmup_steps`` at or above the number of steps it
+    is exact (and no faster than one rank).
 
     Use it when links are slow, steps are many, and two ranks can each take half of the blocks.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
-        components: runs of blocks, dealt out over the ranks in order; None is one per rank, and two on one rank.
+        components: runs of blocks, assigned to the ranks in order; None means one per rank, and two on one rank.
         stride: only every so many lagged steps are computed. The steps between take the last prediction.
         warmup_steps: first steps in which the runs compute one after the other; at least 1.
-        window: lagged steps after those; the rest is computed like the warm-up. None lags to the end.
+        window: number of lagged steps after these; the rest is computed like the warm-up. None lags to the end.
         order: 0 reads what was added a step ago as it is, 1 extrapolates it from the last two steps. None extrapolates
-            with two runs only: with more, runs would extrapolate what comes of extrapolations.
+            only with two runs: with more, runs would extrapolate results of extrapolations.
 
-    Source: AsyncDiff, arXiv 2406.06911; here embeddings are fresh, and what is old is extrapolated.
+    Source: AsyncDiff, arXiv 2406.06911; here embeddings are fresh, and old values are extrapolated.
 
     Example:
         >>> LaggedLayers(components=2).kind
@@ -84,11 +84,11 @@ class LaggedLayers(Strategy):
         return None if reason is None else f"{reason}; {adapter.instead}"
 
     def composes(self, other: Strategy) -> bool:
-        """Says that guidance and samples may be shared out beside it."""
+        """Says that guidance and samples may be shared out as well."""
         return bool(other.axes) and set(other.axes) <= {"cfg", "data"}
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> LaggedBlocks:
-        """Returns the runs of this rank; on one rank all of them, which lag all the same.
+        """Returns the runs of this rank; a single rank has all of them, and they lag as well.
 
         Raises:
             UnsupportedError: the model's blocks are not one chain.
@@ -101,13 +101,13 @@ class LaggedLayers(Strategy):
 
 @dataclass(slots=True)
 class _Kept:
-    """Holds what the blocks before a run have added in a step.
+    """Holds what the blocks before a run added in a step.
 
     Attributes:
         step: the step.
         tensors: what they have added, or what enters the run while `base` is not subtracted.
         base: what would enter if they had added nothing; None where it is subtracted.
-        pending: the message that brings the tensors; None where they are there.
+        pending: the message with the tensors; None once they are there.
     """
 
     step: int
@@ -116,7 +116,7 @@ class _Kept:
     pending: Pending | None = None
 
     def added(self) -> tuple[Tensor, ...]:
-        """Returns what was added, once it has come."""
+        """Waits for what was added, and returns it."""
         if self.pending is not None:
             self.pending.wait()
             self.pending = None
@@ -142,7 +142,7 @@ class _Branch:
 class LaggedBlocks(Cut):
     """Runs the blocks of one rank.
 
-    Every rank goes through the model's own forward, but blocks of other ranks hand on what they were given.
+    Every rank goes through the model's own forward, but blocks of other ranks pass on their input.
 
     Args:
         module: the transformer.
@@ -177,7 +177,7 @@ class LaggedBlocks(Cut):
         self.own = {number for number, run in enumerate(run_of) if self.owners[run] == self.axis.index}
         self.order = int(self.components == 2) if knobs.order is None else knobs.order
         mine = [start for start, run in self.starts.items() if self.owners[run] == self.axis.index]
-        # Blocks of this rank come before one of its own runs, so what enters that says nothing of the embedding.
+        # Blocks of this rank come before one of its own runs, so the input of that run is not just the embedding.
         self._asks_bases = any(number < start for number in self.own for start in mine)
         self._bases: dict[int, tuple[Tensor, ...]] = {}
         self._is_learning = False
@@ -202,19 +202,19 @@ class LaggedBlocks(Cut):
         self._batch = len(sample)
 
     def phase(self, step: int) -> _Phase:
-        """Says how the knobs have a step computed."""
+        """Returns how a step is computed, by the knobs."""
         lag = step - self.knobs.warmup_steps
         if lag < 0 or (self.knobs.window is not None and lag >= self.knobs.window):
             return "exact"
         return "again" if lag % self.knobs.stride else "lagged"
 
     def feeds(self, step: int) -> bool:
-        """Says whether what enters a run in a lagged step is read in a later one."""
+        """Says whether the input of a run in a lagged step is read in a later one."""
         later = step + self.knobs.stride
         return self.phase(later) == "lagged" and later < (self.clock.num_steps or math.inf)
 
     def _forget(self) -> None:
-        """Drops what belongs to the last generation, when its messages are through."""
+        """Drops what belongs to the last generation, once its messages have arrived."""
         for pending in self._sent:
             pending.wait()
         self._sent.clear()
@@ -222,13 +222,13 @@ class LaggedBlocks(Cut):
             self._forget_branch(branch)
 
     def _forget_branch(self, branch: int) -> None:
-        """Drops what was kept for calls of another shape; their next one is computed like the warm-up."""
+        """Drops what was kept for calls of another shape; the next call is computed like the warm-up."""
         dropped = self._branches.pop(branch, _Branch())
         for kept in (each for runs in dropped.added.values() for each in runs):
             kept.added()
 
     def abandon(self) -> None:
-        """Drops messages under way without waiting, after an error."""
+        """Drops pending messages without waiting, after an error."""
         self._sent.clear()
         self._branches.clear()
 
@@ -256,7 +256,7 @@ class LaggedBlocks(Cut):
         return output
 
     def _learn_bases(self, forward: Callable[..., Any], named: dict[str, Any]) -> None:
-        """Goes through the model without its blocks, to see what enters the runs if nothing is added."""
+        """Runs the model without its blocks, to learn the inputs of the runs if nothing is added."""
         self._is_learning = True
         try:
             # In a context of its own no ledger is active: nothing is computed here that a step would count.
@@ -282,7 +282,7 @@ class LaggedBlocks(Cut):
         return run
 
     def _cross(self, run: int, fresh: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Takes what the run before has returned, and gives what this one starts from."""
+        """Takes the output of the previous run, and returns the input of this one."""
         added = self._branches[self.clock.branch].added.setdefault(run, [])
         is_mine, base = self.owners[run] == self.axis.index, self._bases.pop(run, fresh)
         self._row_bytes[run] = sum(tensor.nbytes for tensor in fresh) // self._batch
@@ -305,7 +305,7 @@ class LaggedBlocks(Cut):
         del added[: -1 - self.order]
 
     def _passed(self, run: int, fresh: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Pending | None]:
-        """Sends what enters a run to its rank; returns it, and the message that brings it there."""
+        """Sends the input of a run to its rank; returns it, and the message."""
         sender, receiver = self.owners[run - 1], self.owners[run]
         if sender == receiver:
             return fresh, None
@@ -321,7 +321,7 @@ class LaggedBlocks(Cut):
         return tuple(p.view(t.shape) for p, t in zip(flat.split(sizes), fresh, strict=True)), pending
 
     def _forecast(self, added: list[_Kept], base: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Returns what enters a run, from what was added before it in the last steps."""
+        """Forecasts the input of a run from what was added before it in the last steps."""
         last = added[-1].added()
         ratio = self.clock.reach(added[0].step, added[-1].step) if len(added) > 1 else None
         if ratio is not None:
@@ -329,7 +329,7 @@ class LaggedBlocks(Cut):
         return tuple(value + change for value, change in zip(base, last, strict=True))
 
     def _shared(self, output: Any) -> Any:
-        """Gives every rank what the last run has made of the call."""
+        """Sends every rank the output of the last run."""
         parts = [part.contiguous() for part in samples_of(output)]
         self._output_bytes = sum(part.nbytes for part in parts) // self._batch
         last = self.axis.size - 1
@@ -345,7 +345,7 @@ class LaggedBlocks(Cut):
         return map_samples(output, lambda _: next(remaining))
 
     def call_notes(self) -> tuple[Mapping[int, int], int]:
-        """Returns the bytes of a sample that enter each run, and those of its output."""
+        """Returns the bytes per sample of each run's input, and of the output."""
         return dict(self._row_bytes), self._output_bytes
 
     def recall(self, notes: Any) -> None:

@@ -1,9 +1,8 @@
 """Lets the attentions of several layers of a decoder start from the same state, each on a rank of its own.
 
 Neighbouring layers see nearly the same state, so a draft model may compute the attentions of a few layers at once
-(EasySpec, arXiv 2502.02493). What comes out is a guess at the model's output, for drafts that somebody verifies. The
-feed-forward parts stay one after the other, on every rank. The keys of a layer are on the rank that owns it and nowhere
-else.
+(EasySpec, arXiv 2502.02493). The result approximates the model's output, for drafts that are verified. The
+feed-forward parts stay sequential, on every rank. The keys of a layer are only on the rank that owns it.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from partsong.parallel.ranks.shards import split_sizes
 
 __all__ = ["LayerParallel", "layer_groups"]
 
-#: Decoders whose layers are: add the attention of the normed state, then add the feed-forward of the normed state.
+#: Decoders whose layers add the attention of the normed state and then the feed-forward part of the normed state.
 _KNOWN = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 
 
 def layer_groups(num_layers: int, size: int) -> tuple[range, ...]:
-    """Returns the groups of layers whose attentions start together; the first and the last layer stay alone.
+    """Returns the groups of layers whose attentions start together; the first and last are groups of one.
 
     >>> layer_groups(7, 2)
     (range(0, 1), range(1, 3), range(3, 5), range(5, 6), range(6, 7))
@@ -47,7 +46,8 @@ class LayerParallel:
     Args:
         module: a causal language model of transformers, of a family such as llama whose layers add their attention and
             then their feed-forward part.
-        size: how many layers' attentions start from the same state; 1 is the model itself, spread over the ranks.
+        size: how many layers' attentions start from the same state; 1 computes the model exactly, spread over the
+            ranks.
         axis: the ranks.
 
     Raises:
@@ -71,7 +71,7 @@ class LayerParallel:
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """Runs the layers one after the other, so that the model computes what it computes without groups."""
+        """Runs the layers one after the other, as the model does without groups."""
         self._exact = True
         try:
             yield
@@ -79,7 +79,7 @@ class LayerParallel:
             self._exact = False
 
     def undo(self) -> None:
-        """Gives the layers their own forward back."""
+        """Restores the layers' own forward."""
         self._replaced.restore()
 
     def owner(self, number: int) -> int:

@@ -1,4 +1,4 @@
-"""Names what a strategy may add to a plan: attachments, cuts, rounds, borders and work on the autoencoder."""
+"""Defines what a strategy may add to a plan: attachments, cuts, rounds, borders and work on the autoencoder."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Attachment(Protocol):
 
     @property
     def postponed(self) -> Sequence[int]:
-        """Lists the samples of the call at work for which the model has to run once more."""
+        """Lists the samples of the current call for which the model has to run once more."""
         ...
 
     def predict(self, step: int, batch: int) -> int:
-        """Returns the bytes this rank sends for it in one call of a step with so many samples on this rank."""
+        """Returns the bytes this rank sends for it in one call of a step, given the number of samples on this rank."""
         ...
 
 
@@ -38,7 +38,7 @@ class Cut(Protocol):
 
     Attributes:
         axis: the ranks it is cut over.
-        sizes: what each rank holds of every stream in the call at work.
+        sizes: tokens or rows of each rank in every stream of the current call.
         varies: whether calls of one shape may compute different parts of the model.
     """
 
@@ -47,7 +47,7 @@ class Cut(Protocol):
     varies: bool = False
 
     def attach(self, hooks: HookSet) -> None:
-        """Puts the hooks on that cut, exchange and put together again."""
+        """Puts on the hooks that cut, exchange and gather."""
         ...
 
     def begin_forward(self, sample: Any) -> None:
@@ -59,14 +59,14 @@ class Cut(Protocol):
         ...
 
     def call_notes(self) -> Any:
-        """Returns what the bytes of the call at work depend on besides its tokens; `recall` takes it."""
+        """Returns what the bytes of the current call depend on besides its tokens; `recall` takes it."""
         return None
 
     def recall(self, notes: Any) -> None:
         """Prepares `predict` for a call by what `call_notes` returned after it."""
 
     def abandon(self) -> None:
-        """Drops messages under way without waiting, after an error; most cuts keep none."""
+        """Drops pending messages without waiting, after an error; most cuts have none."""
 
     def describe(self, tokens: Mapping[str, int]) -> str:
         """Says in words what is cut.
@@ -86,8 +86,8 @@ class Shards(Protocol):
 
     Attributes:
         axis: the ranks.
-        axes: names of the mesh axes they stand on.
-        stays_cut: whether layers compute with the shares; otherwise the whole is made of them before.
+        axes: names of their mesh axes.
+        stays_cut: whether layers compute with the shares; otherwise whole weights are gathered first.
     """
 
     axis: Axis
@@ -95,33 +95,33 @@ class Shards(Protocol):
     stays_cut: bool = False
 
     def attach(self, hooks: HookSet) -> None:
-        """Puts this rank's shares into the layers, and the hooks that make the whole of them."""
+        """Puts this rank's shares into the layers, with the hooks that gather whole weights."""
         ...
 
     def begin_forward(self, batch: int, cut: Cut | None) -> None:
-        """Prepares for a call with so many samples, whose input may be cut over other ranks."""
+        """Prepares for a call with a number of samples, whose input may be cut over other ranks."""
         ...
 
     def call_notes(self) -> Any:
-        """Returns what the bytes of the call at work depend on; `predict` takes it."""
+        """Returns what the bytes of the current call depend on; `predict` takes it."""
         ...
 
     def predict(self, notes: Any, batch: int, place: int, index: int) -> int:
-        """Returns the bytes a rank sends for a call like one before.
+        """Returns the bytes a rank sends for a call like an earlier one.
 
         Args:
             notes: what `call_notes` returned after that one.
             batch: samples in the call.
-            place: the rank's place among those that the input is cut over.
-            index: its place on the axis of the shares.
+            place: the rank's index among those that the input is cut over.
+            index: its index on the axis of the shares.
         """
         ...
 
     def abandon(self) -> None:
-        """Drops messages under way without waiting, after an error; most shares keep none."""
+        """Drops pending messages without waiting, after an error; most shares keep none."""
 
     def check_bytes(self) -> int:
-        """Returns the bytes a rank sends in a call that is made without the plan's other hooks, to check a row."""
+        """Returns the bytes a rank sends in a call without the plan's other hooks, to check a row."""
         return 0
 
     def piece_of(self, part: nn.Module, name: str) -> WeightPiece | None:
@@ -134,7 +134,7 @@ class Shards(Protocol):
         ...
 
     def spared(self) -> int:
-        """Returns how many bytes of the module's weights are on other ranks; 0 where the module has its share only."""
+        """Returns how many bytes of the module's weights are on other ranks; 0 where it keeps only its share."""
         return 0
 
     def describe(self) -> str:
@@ -143,11 +143,11 @@ class Shards(Protocol):
 
 
 class Borders(Protocol):
-    """Describes how ranks that hold neighbouring rows of an image learn of each other's.
+    """Describes how ranks with neighbouring rows of an image exchange border rows.
 
     Attributes:
         axis: the ranks, from the image's top to its bottom.
-        joins: whether border rows and statistics that are wanted at the same time travel in one message, by `joined`.
+        joins: whether border rows and statistics that are needed together are sent in one message, by `joined`.
     """
 
     axis: Axis
@@ -188,11 +188,11 @@ class Borders(Protocol):
         ...
 
     def row_bytes(self, numbers: int, itemsize: int, step: int) -> int:
-        """Returns the bytes that border rows of so many numbers, each of `itemsize` bytes, take in a step's message."""
+        """Returns the bytes of border rows in a step's message, given their numbers of `itemsize` bytes each."""
         return numbers * itemsize
 
     def abandon(self) -> None:
-        """Forgets messages under way without waiting, after an error."""
+        """Forgets pending messages without waiting, after an error."""
         ...
 
 
@@ -210,7 +210,7 @@ class Rounds(Protocol):
         ...
 
     def predict(self, number: int, index: int) -> int:
-        """Returns the bytes that the rank at `index` sends in a round, beside those of its calls."""
+        """Returns the bytes that the rank at `index` sends in a round, besides those of its calls."""
         ...
 
     def describe(self) -> str:
@@ -223,7 +223,7 @@ class Rounds(Protocol):
 
 
 class Coder(Protocol):
-    """Describes a strategy's work on parts of a pipeline beside its denoiser: its autoencoder or its text encoders.
+    """Describes a strategy's share of encoding or decoding: its work on a pipeline's autoencoder or text encoders.
 
     Attributes:
         decodes: whether it shares out the calls of the autoencoder's decoder.

@@ -50,9 +50,9 @@ class Site(Protocol):
     Attributes:
         module: the denoiser.
         adapter: its row.
-        clock: where the generation stands.
+        clock: progress of the generation.
         strategies: all strategies of the plan.
-        shared: the ranks that share the call at work.
+        shared: the ranks that share the current call.
     """
 
     module: nn.Module
@@ -79,18 +79,18 @@ class Strategy:
     loops_alone: ClassVar[bool] = False
     #: Whether it works on the denoiser.
     denoises: ClassVar[bool] = True
-    #: Whether it uses all ranks, whatever axes they stand on.
+    #: Whether it uses all ranks, whatever their axes.
     uses_all_ranks: ClassVar[bool] = False
     #: Whether ranks hold shares of the denoiser's weights.
     cuts_weights: ClassVar[bool] = False
-    #: Mesh axes along which it cuts by the shares of ranks where a mesh has some; along others in equal parts.
+    #: Mesh axes along which it cuts by the shares of ranks, if the mesh has shares; along others in equal parts.
     uneven_axes: ClassVar[tuple[str, ...]] = ()
-    #: Whether it reads in a step what the step before has sent.
+    #: Whether a step reads what the previous step sent.
     reads_last_step: ClassVar[bool] = False
     #: Whether its ranks hold runs of blocks, so that it needs all blocks to be traced.
     cuts_blocks: ClassVar[bool] = False
-    # Not annotated, so that these are no fields: strategies with an axis or a warm-up make knobs of them.
-    #: Number of ranks on its axis; None takes what the others leave.
+    # Not annotated, so these are not fields: strategies with an axis or a warm-up make them knobs.
+    #: Number of ranks on its axis; None takes those that the others leave.
     degree = None
     #: First steps that differ from those after them.
     warmup_steps = 0
@@ -100,7 +100,7 @@ class Strategy:
         return dict.fromkeys(self.axes, self.degree)
 
     def share(self, ranks: int) -> dict[str, int]:
-        """Lays `ranks` ranks out over this strategy's axes that have no degree of their own."""
+        """Distributes `ranks` ranks over this strategy's axes without a degree of their own."""
         free = [axis for axis, degree in self.wanted().items() if degree is None]
         return {axis: ranks if position == 0 else 1 for position, axis in enumerate(free)}
 
@@ -143,19 +143,19 @@ class Strategy:
         return None
 
     def codes(self, target: Any, mesh: Mesh) -> Coder | None:
-        """Returns its work on a pipeline's autoencoder or text encoders; None where it leaves those alone."""
+        """Returns its work on a pipeline's autoencoder or text encoders; None where it does not touch them."""
         return None
 
     def stale(self) -> str | None:
-        """Says what is old when it is read, as a line of `Plan.explain`; None where nothing is."""
+        """Returns a line of `Plan.explain` about what is read stale; None if nothing is."""
         return None
 
     def rounded(self) -> str | None:
-        """Says what travels as fewer bits than it has, as a line of `Plan.explain`; None where nothing does."""
+        """Returns a line of `Plan.explain` about what is sent in fewer bits; None if nothing is."""
         return None
 
     def unpredictable(self) -> str | None:
-        """Says why shapes alone do not decide the bytes it moves, and what to set; None where they do."""
+        """Says why shapes do not decide the bytes it moves, and what to set; None where they do."""
         return None
 
     def validate(self) -> None:
@@ -203,7 +203,7 @@ def refuse_shares(strategies: Sequence[Strategy], degrees: Mapping[str, int], sh
         why = f"only {' and '.join(used)} is cut unevenly, and all places along it have the same share"
     raise ArgumentError(
         f"shares=({', '.join(f'{share:g}' for share in shares)}) change nothing: {why}; leave them out, or cut tokens "
-        "or rows over the ranks that are unlike, with a strategy such as Ulysses"
+        "or rows over uneven ranks, with a strategy such as Ulysses"
     )
 
 
@@ -211,8 +211,8 @@ def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
     """Returns the mesh degrees that give each strategy its ranks.
 
     At most one strategy may leave its degree open, and it takes the ranks the others leave; `CfgParallel` leaves all
-    but two when another one is open too. Where a strategy uses all ranks whatever their axes, those that nobody takes
-    become ``data`` ranks.
+    but two when another one is open too. If a strategy uses all ranks whatever their axes, ranks left over become
+    ``data`` ranks.
 
     Args:
         strategies: the strategies to compose; each axis may be used once.
@@ -266,7 +266,7 @@ def _fill(degrees: dict[str, int], open_ones: list[Strategy], world_size: int) -
 
 
 def combined_kind(strategies: Sequence[Strategy]) -> Kind:
-    """Returns the class of a composition: as weak as its weakest part."""
+    """Returns the class of a composition: that of its weakest part."""
     kinds = {strategy.kind for strategy in strategies}
     return "approximate" if "approximate" in kinds else "bounded" if "bounded" in kinds else "exact"
 

@@ -37,7 +37,7 @@ _LIKENESS: dict[type[Strategy], _Likeness] = {
     TimeParallel: _Likeness(40.7, _MIXES),
     StepCache: _Likeness(45.0, "benchmarks/results/steps/2026-11-24-step-cache.md"),
 }
-#: By steps of a round, and by runs of blocks; more stray further than the last.
+#: By steps of a round, and by runs of blocks; larger numbers drift more than the last entry.
 _DRAFTED = {2: _Likeness(43.6, "benchmarks/results/steps/2026-11-24-time-parallel.md"), 4: _Likeness(23.3, _MIXES)}
 _LAGGING = {2: _Likeness(45.0, _LAGGED), 3: _Likeness(31.7, _LAGGED)}
 

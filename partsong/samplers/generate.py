@@ -1,4 +1,4 @@
-"""Runs a plan by the one call that works for every strategy."""
+"""Runs a plan through one call that works for every strategy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
 
     Raises:
         ArgumentTypeError: the plan holds a bare module, or a prompt is not text.
-        ArgumentError: the pipeline has no such argument, or a word is given where it takes a number or a switch.
+        ArgumentError: the pipeline has no such argument, or gets a word where it takes a number or a boolean.
         UnsupportedError: a journal is asked of a strategy that keeps none, or a strategy's loop is not registered.
 
     Example:
@@ -58,15 +58,15 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
 
 
 def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arguments: Any) -> Iterator[Any]:
-    """Samples a long video with a plan whose strategy makes it block after block, and yields each when it is done.
+    """Samples a long video with a plan whose strategy makes it block after block, and yields each one when it is done.
 
-    Memory does not grow with the length: what has been yielded is not kept. Every rank must go through the iterator to
-    its end, or close it where the others do.
+    Memory does not grow with the length: what has been yielded is not kept. Every rank must exhaust the iterator, or
+    close it at the same point as the others.
 
     Args:
         plan: a strategy for long videos on a video pipeline.
         journal: a folder for the run's progress, which all ranks can reach. A run that finds its own progress there
-            goes on from it, on any number of ranks, and yields the same frames from the first; None keeps nothing.
+            continues from it, on any number of ranks, and yields the same frames from the first; None keeps nothing.
         **arguments: the pipeline's own keyword arguments, ``num_frames`` for the whole video.
 
     Yields:

@@ -50,8 +50,8 @@ class StrategyRow:
             The arguments are the pipeline's own, checked already and the same on every rank.
         stream: makes a video with it block after block: ``stream(plan, strategy, everywhere=True, journal=None,
             **arguments)`` yields what the pipeline returns for each block as soon as it is done. Without `everywhere`
-            only the first rank decodes, and the others yield None. Progress goes to the folder `journal`, and a run
-            goes on from what it holds; see `VideoJournal`.
+            only the first rank decodes, and the others yield None. Progress is kept in the folder `journal`, from which
+            a run continues; see `VideoJournal`.
     """
 
     strategy: type[Strategy]
@@ -59,7 +59,7 @@ class StrategyRow:
     stream: Callable[..., Generator[Any, None, None]] | None = None
 
 
-#: What this package brings, in the order of every table.
+#: The strategies of this package, in the order of every table.
 BUILT_IN = (
     StrategyRow(CfgParallel),
     StrategyRow(DataParallel),
@@ -89,7 +89,7 @@ BUILT_IN = (
 
 
 def _read(thing: Any) -> StrategyRow:
-    """Reads what a plug-in offers: a strategy class, or a `StrategyRow` where it needs a loop of its own.
+    """Reads a plug-in: a strategy class, or a `StrategyRow` where it needs a loop of its own.
 
     Raises:
         TypeError: something else.
@@ -120,7 +120,7 @@ def row_of(strategy: Strategy) -> StrategyRow:
 
 
 def use_when(kind: type[Strategy]) -> str:
-    """Returns in what situation a strategy is the one to take, as its docstring says after "Use it when".
+    """Returns when to use a strategy, from its docstring after "Use it when".
 
     Returns:
         The rest of that sentence; an empty text where a plug-in's docstring has no such sentence.

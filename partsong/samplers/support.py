@@ -1,4 +1,4 @@
-"""Says which strategy works on which architecture; the strategies are asked, so table and behaviour agree."""
+"""Says which strategy works on which architecture; the strategies themselves decide, so table and behaviour agree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["denoising", "rows_for", "support_of", "support_rows"]
 
 
 def support_rows() -> list[dict[str, str]]:
-    """Lists a row per architecture: its family, its class, and for each strategy its class or ``refused``."""
+    """Returns a row per architecture: its family, its class, and for each strategy its class or ``refused``."""
     return [
         {"architecture": adapter.family, "model": adapter.model}
         | {kind.__name__: "refused" if kind().refuses(adapter) else kind().kind for kind in denoising()}
@@ -63,5 +63,5 @@ def support_of(adapter: Adapter) -> list[dict[str, str]]:
 
 
 def denoising() -> list[type[Strategy]]:
-    """Lists what works on the denoiser; the autoencoders of a family are the subject of `ParallelVae`'s page."""
+    """Lists the strategies for the denoiser; the page of `ParallelVae` covers the autoencoders."""
     return [kind for kind in strategies().values() if kind.denoises]

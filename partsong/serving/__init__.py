@@ -1,1 +1,1 @@
-"""Serves pictures, videos, text and thinking over HTTP, from groups of ranks that stay alive."""
+"""Serves pictures, videos, text and thinking over HTTP, from replicas whose ranks stay alive."""

@@ -26,7 +26,7 @@ __all__ = ["build_app"]
 
 _log = logging.getLogger(__name__)
 
-#: What anybody may see without a key: the page and its parts, which hold nothing, and whether the server lives.
+#: What anybody may see without a key: the page and its parts, which hold no data, and whether the server is up.
 _OPEN = (*page_api.PAGE_PATHS, "/health", "/ready")
 
 
@@ -82,7 +82,7 @@ class _Gate:
     """Lets in requests that show the key, are not too large, and arrive in time.
 
     Args:
-        app: what is behind it.
+        app: the application that it guards.
         server: holds the key and the limits.
     """
 
@@ -129,12 +129,12 @@ def _is_here(host: bytes) -> bool:
 
 
 class _Body:
-    """Hands the parts of a body on while they are few enough and come in time; otherwise the client is as if gone.
+    """Passes the parts of a body on while they are few enough and in time; otherwise acts as if the client hung up.
 
     Args:
         receive: where the parts come from.
-        most: bytes.
-        seconds: for all of it.
+        most: most bytes of the body.
+        seconds: most seconds for all of it.
     """
 
     def __init__(self, receive: Receive, most: int, seconds: float) -> None:
@@ -162,7 +162,7 @@ class _Body:
         return message
 
     def instead(self, send: Send) -> Send:
-        """Returns what sends the application's answer, or the refusal in its place."""
+        """Returns a function that sends the application's answer, or the refusal in its place."""
 
         async def send_or_refuse(message: Message) -> None:
             if self._error is None:

@@ -11,7 +11,7 @@ from partsong.calibration_files import any_calibration, not_measured
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.fork_server import has_gpu_files
 from partsong.jobs.pipeline_source import PipelineSource, find_pipeline
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
 from partsong.serving.services import PictureService
 
 __all__ = ["picture_model", "serves_pictures", "usual_strategy"]
@@ -33,9 +33,9 @@ def picture_model(
     Args:
         name: a zoo name, a folder, or a hub id; clients know a folder by its last part.
         nproc: number of ranks.
-        strategies: what runs it where a client does not say; ``auto`` chooses one that fits, ``serial`` takes none.
+        strategies: the strategies where a client names none; ``auto`` chooses fitting ones, ``serial`` uses none.
         loras: adapters by the names that clients know them by.
-        **settings: further fields of `GroupSettings`.
+        **settings: further fields of `ReplicaSettings`.
 
     Raises:
         ArgumentError: the model is not there.
@@ -46,7 +46,7 @@ def picture_model(
     source = find_pipeline(name)
     if source.index.get("id2label") is not None:
         raise UnsupportedError(f"{name} draws classes and takes no prompt; use partsong image for it")
-    given = GroupSettings(
+    given = ReplicaSettings(
         folder=source.folder,
         pipeline=source.pipeline,
         zoo_name=source.zoo_name,
@@ -83,7 +83,7 @@ def usual_strategy(source: PipelineSource, nproc: int) -> tuple[tuple[str, ...],
     if nproc == 1:
         return (), "one rank has nobody to share with"
     usual = "ulysses, which is exact and suits most models"
-    if not (any_calibration() or has_gpu_files()):  # the planner, which takes seconds to load, would find nothing else
+    if not (any_calibration() or has_gpu_files()):  # the planner, which takes seconds to load, would find the same
         return ("ulysses",), f"{usual}: {not_measured(nproc)}"
     from partsong.jobs.planning import machine_here, subject_for
     from partsong.planner.recommend import advise

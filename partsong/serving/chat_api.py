@@ -1,8 +1,8 @@
-"""Answers ``POST /v1/chat/completions`` and ``POST /v1/completions``, where ways to think are names of models.
+"""Answers ``POST /v1/chat/completions`` and ``POST /v1/completions``; a model's name may include a thinking method.
 
-A model's name alone asks it once. ``NAME:STRATEGY:key=value,...`` asks it by a thinking strategy, and
-``NAME:RULE:key=value,...`` decodes a diffusion language model by a rule. Models of another server answer as they are
-where no strategy is named.
+A model's name alone asks it once. ``NAME:STRATEGY:key=value,...`` asks it by a thinking method, and
+``NAME:RULE:key=value,...`` decodes a diffusion language model by a rule. Requests for models of another server
+are passed through unchanged where no method is named.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["router"]
 
 router = APIRouter()
 
-#: Status of a reply that nobody reads.
+#: Status of a reply that is not read.
 _HUNG_UP = 499
 
 
@@ -62,7 +62,7 @@ async def _pass_through(request: Request, text: UpstreamText, body: bytes) -> Re
 async def _answer(request: Request, text: ServedText, strategy: str, body: AnswerBody) -> Response:
     events, form = text.run(body.as_request(strategy, text.limits)), ReplyForm.of(body)
     try:
-        # What is wrong with a request shows before the reply begins, so that it has its own status.
+        # A bad request is refused before the reply begins, so that the refusal has its own status.
         await unless_hung_up(request, _next(events))
         if not body.stream:
             return JSONResponse(form.whole(await unless_hung_up(request, _last(events))))

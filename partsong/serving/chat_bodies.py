@@ -26,7 +26,7 @@ class _PartBody(_Body):
 
 
 class ChatMessageBody(_Body):
-    """Holds a message of a chat. The fields that replies have and requests do not need may stand there, empty."""
+    """Holds a message of a chat. Fields that only replies need may be present if they are empty."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[_PartBody]
@@ -45,7 +45,7 @@ class ChatMessageBody(_Body):
 
 
 class StreamOptionsBody(_Body):
-    """Says what a stream brings besides the text."""
+    """Says what a stream contains besides the text."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -78,7 +78,7 @@ class AnswerBody(_Body):
 
     @property
     def options(self) -> StreamOptionsBody:
-        """Returns what a stream brings besides the text."""
+        """Returns what a stream contains besides the text."""
         return self.stream_options or StreamOptionsBody()
 
     @property

@@ -12,7 +12,7 @@ from partsong.serving.errors import ApiError
 
 __all__ = ["read_body", "read_fields"]
 
-#: Fields of the API that change nothing here, with the values that ask for nothing; other values are refused.
+#: Fields of the API that have no effect here, with their neutral values; other values are refused.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "echo": (None, False),
@@ -44,7 +44,7 @@ def read_fields(body: bytes) -> dict[str, Any]:
     """Reads the body of a request as a JSON object.
 
     Raises:
-        ApiError: it is none.
+        ApiError: it is not a JSON object.
     """
     try:
         fields = json.loads(body)
@@ -75,7 +75,8 @@ def read_body(kind: type[AnyBody], fields: dict[str, Any]) -> AnyBody:
 def _refused(kind: type[AnswerBody], error: ValidationError) -> ApiError:
     """Returns the first thing that is wrong with a body, in words."""
     errors = error.errors(include_url=False, include_context=False)
-    # A list where a text may stand as well is first compared with the text, which says nothing of what is wrong in it.
+    # Where a field may be a text or a list, pydantic's first error compares a list with the text and says nothing
+    # useful.
     first = next((each for each in errors if each["type"] != "string_type"), errors[0])
     place = [part for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")]
     param = ".".join(map(str, place))

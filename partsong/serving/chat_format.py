@@ -20,13 +20,13 @@ __all__ = ["ReplyForm", "sse_of"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyForm:
-    """Writes one reply, as that of a chat or of a text.
+    """Writes one reply, in the form for chats or for texts.
 
     Attributes:
         model: the name that the request gave.
         chat: whether it is a chat.
         usage: whether a stream ends with the number of tokens.
-        id: of the reply.
+        id: name of the reply.
         created: seconds since 1970.
     """
 
@@ -56,7 +56,7 @@ class ReplyForm:
         return [self._chunk({"role": "assistant", "content": ""})] if self.chat else []
 
     def chunks(self, event: TextEvent) -> list[dict[str, Any]]:
-        """Returns the chunks that tell of an event."""
+        """Returns the chunks for an event."""
         if isinstance(event, TextDelta):
             return [self._chunk({"content": event.text} if self.chat else event.text)]
         if isinstance(event, ThreadNews):

@@ -18,7 +18,7 @@ class ApiError(PartsongError):
     Attributes:
         status: status of HTTP.
         param: the field of the request that it is about, or None.
-        code: a short name for programs, or None.
+        code: a short name that programs can test, or None.
         retry_after: seconds after which the same request may succeed, or None.
 
     >>> ApiError(404, "no model 'x'", param="model", code="model_not_found").as_json()["error"]["type"]
@@ -50,7 +50,7 @@ class ApiError(PartsongError):
 
 
 def as_api_error(error: PartsongError) -> ApiError:
-    """Returns any error of partsong as one of a request: what a caller can mend is 400, the rest 500."""
+    """Returns any error of partsong as one of a request: what a caller can correct is 400, the rest 500."""
     if isinstance(error, ApiError):
         return error
     is_request = isinstance(error, ArgumentError | ArgumentTypeError | UnsupportedError)

@@ -30,11 +30,11 @@ class SamplingBody(BaseModel):
     lora: str | None = None
 
     def asked(self, limits: Limits, *, num: int = 1, frames: int | None = None, **more: Any) -> dict[str, Any]:
-        """Returns what is asked for, by the names of `Job.request`; what was not said is left out.
+        """Returns what is asked for, by the names of `Job.request`; fields that are not set are left out.
 
         Args:
             limits: what one request may ask for.
-            num: pictures.
+            num: number of pictures.
             frames: of a video.
             **more: what only one kind of request has.
 
@@ -50,10 +50,10 @@ class SamplingBody(BaseModel):
 
 
 def read_size(text: str | None) -> tuple[int | None, int | None]:
-    """Reads ``WxH``; None for both where the model shall choose.
+    """Reads ``WxH``; None for both where the model should choose.
 
     Raises:
-        ApiError: it is something else.
+        ApiError: the text has another form.
     """
     if text in (None, "auto"):
         return None, None
@@ -64,7 +64,7 @@ def read_size(text: str | None) -> tuple[int | None, int | None]:
 
 
 def page_of(jobs: Sequence[Job], after: str | None, limit: int) -> tuple[Sequence[Job], bool]:
-    """Returns some jobs that follow a named one, and whether more follow.
+    """Returns a page of the jobs after a named one, and whether more follow.
 
     Raises:
         ApiError: the limit is out of range, or the named one is not there.

@@ -12,15 +12,15 @@ from partsong.serving.server import Server
 
 __all__ = ["growing_file"]
 
-#: Bytes that are read at once, and seconds between two looks at a file that grows.
+#: Bytes per read, and seconds between two checks of a growing file.
 _PIECE, _LOOK = 1 << 16, 0.2
 
 
 async def growing_file(server: Server, job: Job, path: Path) -> AsyncIterator[bytes]:
-    """Yields a file to its end, and waits for that while its job is at work.
+    """Yields a file to its end, and waits for more while its job is running.
 
     Raises:
-        DistributedError: the ranks died, and what comes now is another file; the client finds its stream broken off.
+        DistributedError: the ranks died, and the file is made anew; the client sees its stream break off.
     """
     position, losses = 0, job.losses
     while True:

@@ -17,18 +17,18 @@ T = TypeVar("T")
 
 
 class HungUpError(Exception):
-    """Says that the client has gone, so that there is nobody to reply to."""
+    """Says that the client has gone, so there is no one to reply to."""
 
 
 async def unless_hung_up(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of some work; cancels it, and waits for its end, if the client hangs up before.
+    """Returns the result of some work; if the client hangs up first, cancels the work and waits for its end.
 
     Args:
         request: whose body has been read.
         work: what is done for it.
 
     Raises:
-        HungUpError: the client has gone.
+        HungUpError: the client is gone.
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
     try:
@@ -70,7 +70,7 @@ class WatchedStream(StreamingResponse):
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
-                with contextlib.suppress(OSError):  # the client may go while it is being sent to
+                with contextlib.suppress(OSError):  # the client may hang up while data is being sent
                     sending.result()
         finally:
             await _end(sending, gone)

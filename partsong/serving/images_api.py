@@ -34,7 +34,7 @@ _FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
 class ImageRequest(SamplingBody):
     """Says which pictures to make.
 
-    Fields of the OpenAI API that cannot be honoured are taken at their neutral value and refused at any other.
+    Fields of the OpenAI API that cannot be honoured may have their neutral value; any other is refused.
     """
 
     n: int = 1
@@ -91,7 +91,7 @@ async def edits(request: Request) -> Any:
             kept["mask"] = await _keep(server, masks[0], "mask")
         job = await _submit(server, model, body, {**asked, **kept})
     except PartsongError:
-        for name in kept.values():  # no job will remove them when it expires
+        for name in kept.values():  # there is no job that would remove them when it expires
             server.file(name).unlink(missing_ok=True)
         raise
     return await _respond(server, job, body, request, "image_edit")

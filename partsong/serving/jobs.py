@@ -1,4 +1,4 @@
-"""Keeps what a server knows of its jobs, and wakes up those who wait for one."""
+"""Keeps what a server knows of its jobs, and notifies everybody who waits for one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ENDED", "Job", "Status", "Watchers"]
 
 Status = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
 
-#: States in which a job stays.
+#: Final states of a job.
 ENDED: tuple[Status, ...] = ("completed", "failed", "cancelled")
 
 
@@ -23,12 +23,12 @@ class Job:
     """Describes a job from its request to the end of its files.
 
     Attributes:
-        id: its name, which a client cannot choose.
+        id: its name, chosen by the server.
         kind: what it makes.
-        model: by the name the server knows it by.
+        model: name of its model.
         request: what the client asked for, with nothing of the server's own in it.
         strategy: how the ranks share the work, as on a command line; ``serial`` for none.
-        advice: why, where the server chose it.
+        advice: why this strategy, where the server chose it.
         exactness: ``exact``, ``bounded`` or ``approximate``.
         status: where it stands.
         created_at: in seconds of `time.time`, as all times here.
@@ -36,17 +36,17 @@ class Job:
         completed_at: when it ended; None before.
         expires_at: when its files are removed; None before it ended.
         step: steps made.
-        steps: steps in all; 0 where nobody knows.
-        spent: by rank.
+        steps: steps in all; 0 where unknown.
+        spent: what each rank has spent.
         seconds: wall time of its work; None before it is done.
         files: names of its files.
-        twin: the job of its serial twin; None where nobody asked for it.
+        twin: the job of its serial twin; None where it was not requested.
         twin_of: the job whose twin it is; None for others.
         max_abs_diff: from its twin, of values in [0, 1]; None until both are done.
         psnr_to_serial: in dB; None until both are done.
         error: code and message; None without one.
-        note: what a client should know beside; None for nothing.
-        losses: how often the ranks died that made it.
+        note: what else a client should know; None for nothing.
+        losses: how often its ranks died.
     """
 
     id: str
@@ -81,13 +81,13 @@ class Job:
 
     @property
     def progress(self) -> int:
-        """Returns the share of its steps that is made, in percent; 100 only when it is done."""
+        """Returns the percentage of steps made; 100 only when the job is done."""
         if self.status == "completed":
             return 100
         return min(99, round(100 * self.step / self.steps)) if self.steps else 0
 
     def begin_anew(self, note: str) -> None:
-        """Puts it back into the queue, as if it had not begun.
+        """Puts the job back into the queue, as if it had not begun.
 
         Args:
             note: why.
@@ -99,7 +99,7 @@ class Job:
         """Returns it by the keys of the API.
 
         Args:
-            position: how many jobs of its model are before it.
+            position: how many jobs of its model are ahead of it.
         """
         sizes = [self.request.get("width"), self.request.get("height")]
         return {
@@ -148,7 +148,7 @@ class Job:
 
 
 class Watchers:
-    """Wakes up those who wait for changes of jobs; a slow one gets the last change, not all of them."""
+    """Notifies everybody who waits for changes of jobs; a slow reader gets only the latest change."""
 
     def __init__(self) -> None:
         self._changed: dict[str, asyncio.Event] = {}
@@ -161,7 +161,7 @@ class Watchers:
             event.set()
 
     def show(self, name: str, step: int, pictures: tuple[bytes, ...]) -> None:
-        """Notes what the pictures of a job look like after a step."""
+        """Stores the previews of a job after a step."""
         self._previews[name] = step, pictures
         self.change(name)
 
@@ -179,7 +179,7 @@ class Watchers:
 
         Args:
             job: the job.
-            patience: that while, in seconds.
+            patience: seconds without a change before it yields False.
         """
         while not job.has_ended:
             event = self._changed.setdefault(job.id, asyncio.Event())

@@ -26,9 +26,9 @@ __all__ = ["JobRequest", "router"]
 
 router = APIRouter()
 
-#: Names of files that the server makes itself; nothing else is looked for.
+#: Names of the files that the server makes; any other name is refused.
 _FILE = re.compile(r"(image|video)_[0-9a-f]{24}(-\d+)?\.(png|mp4)")
-#: Previews of a job that somebody may watch.
+#: Number of previews of a job that may be watched.
 _PREVIEWS = 6
 
 
@@ -76,7 +76,7 @@ async def one(name: str, request: Request) -> dict[str, Any]:
 @router.post("/v1/jobs/{name}/cancel")
 @router.delete("/v1/jobs/{name}")
 async def cancel(name: str, request: Request) -> dict[str, Any]:
-    """Drops a job wherever it stands."""
+    """Cancels a job, whether it waits or runs."""
     server: Server = request.app.state.server
     job = _job(server, name)
     await server.drop(job)
@@ -85,7 +85,7 @@ async def cancel(name: str, request: Request) -> dict[str, Any]:
 
 @router.get("/v1/jobs/{name}/events")
 async def events(name: str, request: Request) -> StreamingResponse:
-    """Tells of each change of a job until it has ended; whoever stops listening does not stop the job."""
+    """Streams each change of a job until it has ended; hanging up does not stop the job."""
     server: Server = request.app.state.server
     return StreamingResponse(_events(server, _job(server, name)), media_type="text/event-stream")
 
@@ -123,7 +123,7 @@ async def difference(name: str, request: Request, index: int = 0) -> Response:
 
 @router.get("/v1/files/{name}", name="file")
 async def file(name: str, request: Request) -> Response:
-    """Returns a picture, or a video as far as it is there and then as it grows."""
+    """Returns a picture, or a video that is sent while it is still written."""
     server: Server = request.app.state.server
     path = server.file(name)
     job = server.jobs.get(path.stem)
@@ -163,13 +163,13 @@ async def support() -> dict[str, Any]:
 
 @router.get("/health")
 async def health() -> dict[str, str]:
-    """Says that the server lives."""
+    """Says that the server is up."""
     return {"status": "ok"}
 
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """Says whether all ranks have answered lately."""
+    """Says whether all ranks have answered recently."""
     server: Server = request.app.state.server
     missing = server.missing
     return JSONResponse({"ready": not missing, "missing": missing}, status_code=503 if missing else 200)

@@ -1,4 +1,4 @@
-"""Remembers jobs over the end of a server, in a SQLite file."""
+"""Keeps jobs across restarts of a server, in a SQLite file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["JobJournal"]
 class JobJournal:
     """Holds one row per job, which is replaced at each change of its state.
 
-    A row that says that a job is completed is written after its files, so what it says is true whenever the server
+    A row marks a job as completed only after its files are written, so the row is true whenever the server
     ends. Two servers cannot share a journal.
 
     Args:
@@ -29,7 +29,7 @@ class JobJournal:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Opened by one thread and used by another, never by two at a time.
+            # One thread opens it and another uses it, never two at a time.
             self._database = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
             # Others must not write while this server lives. The write-ahead log keeps every change that was made, also
             # when the process is killed.

@@ -1,4 +1,4 @@
-"""Holds what one request may ask for, and what a server holds at once."""
+"""Bounds what one request may ask for, and how much a server holds at once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Limits:
     """Says how much one request may ask for.
 
     Attributes:
-        pixels: of one picture.
-        frames: of one video.
-        steps: of one job.
-        num: pictures of one request.
-        prompt: characters of a prompt.
-        body: bytes of a request.
-        body_seconds: how long a request may take to arrive.
-        waiting: jobs of one model that wait; more are refused until some are done.
+        pixels: most pixels per picture.
+        frames: most frames per video.
+        steps: most steps per job.
+        num: most pictures per request.
+        prompt: most characters of a prompt.
+        body: most bytes of a request.
+        body_seconds: most seconds for a request to arrive.
+        waiting: most jobs in the queue of one model; more are refused until some are done.
         kept_seconds: how long the files of a job are kept.
     """
 

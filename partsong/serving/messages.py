@@ -1,4 +1,4 @@
-"""Names what a server's parent process and the first rank of a group tell each other, in plain values."""
+"""Defines the messages between a server's parent process and the first rank of a replica, as plain values."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobMemory:
-    """Says how many bytes the fullest rank needs for a job; zeros where nobody knows.
+    """Says how many bytes the fullest rank needs for a job; zeros where unknown.
 
     Attributes:
-        weights: that it holds whichever job it makes.
-        working: at the peak of the job, beside the weights.
+        weights: bytes of weights, the same for every job.
+        working: further bytes at the peak of the job.
     """
 
     weights: int = 0
@@ -54,7 +54,7 @@ class JobMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobWork:
-    """Says what a group shall sample.
+    """Says what a replica should sample.
 
     Attributes:
         id: name of the job.
@@ -93,7 +93,7 @@ class JobWork:
 
     @property
     def setting(self) -> tuple[tuple[str, ...], str | None]:
-        """Returns what the model has to be set to for it: jobs of one setting can take turns."""
+        """Returns the setting of the model that the job needs: jobs of one setting can take turns."""
         return self.strategies, self.lora
 
     def with_pictures(self) -> JobWork:
@@ -124,21 +124,21 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Asks to drop a job wherever it stands."""
+    """Asks to drop a job, whether it waits or runs."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Asks for a job back if it has not begun, for other ranks that have less to do; the answer is a `JobReturned`."""
+    """Takes a job back if it has not begun, for other ranks that are less busy; the answer is a `JobReturned`."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Asks the group to end once no call of the model is at work."""
+    """Asks the replica to end once no call of the model is running."""
 
 
 ToRanks = Submit | Check | Cancel | Recall | Stop
@@ -165,7 +165,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """Says that all ranks have answered just now."""
+    """Says that all ranks have just answered."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,7 +185,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
-    """Says that a job is at work."""
+    """Says that a job is running."""
 
     id: str
 
@@ -210,9 +210,9 @@ class JobStepped:
     Attributes:
         id: of the job.
         step: steps made.
-        steps: steps in all; 0 where nobody knows.
+        steps: steps in all; 0 where unknown.
         spent: by rank.
-        previews: PNG files of what the pictures look like by now; empty where none was made.
+        previews: PNG files of the current state of the pictures; empty where none was made.
     """
 
     id: str
@@ -246,14 +246,14 @@ class JobCancelled:
 
 @dataclass(frozen=True, slots=True)
 class JobReturned:
-    """Says that a job that had not begun is off the list of these ranks."""
+    """Says that these ranks have given back a job that had not begun."""
 
     id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilePart:
-    """Carries a piece of a file of a job, where the ranks cannot write it themselves.
+    """Carries part of a job's file, where the ranks cannot write it themselves.
 
     Attributes:
         id: of the job.
@@ -276,7 +276,7 @@ class JobFailed:
     error: PartsongError
 
 
-#: How a job ends on the ranks that had begun it.
+#: The ways a job that has begun ends on its ranks.
 JOB_ENDS = (JobFinished, JobFailed, JobCancelled)
 
 FromRanks = (

@@ -17,7 +17,7 @@ class Metrics:
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
         model, both = ("model",), ("model", "strategy")
-        self.running = Gauge("partsong_requests_running", "Jobs at work", model, registry=registry)
+        self.running = Gauge("partsong_requests_running", "Jobs that are running", model, registry=registry)
         self.waiting = Gauge("partsong_requests_waiting", "Jobs that wait for their turn", model, registry=registry)
         self.seconds = Histogram(
             "partsong_request_seconds", "From request to result", both, buckets=_SECONDS, registry=registry
@@ -31,7 +31,7 @@ class Metrics:
         self.steps = Counter("partsong_steps", "Denoising steps made", both, registry=registry)
         self.bytes_sent = Counter("partsong_bytes_sent", "Bytes between ranks", both, registry=registry)
         self.ended = Counter("partsong_requests", "Jobs by how they ended", ("model", "status"), registry=registry)
-        self.restarts = Counter("partsong_restarts", "Starts of a group after its first", model, registry=registry)
+        self.restarts = Counter("partsong_restarts", "Starts of a replica after its first", model, registry=registry)
 
         self.replicas = Gauge("partsong_replicas_ready", "Groups of ranks that are ready", model, registry=registry)
 

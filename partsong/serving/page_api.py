@@ -1,7 +1,7 @@
 """Serves the web page: one HTML template, its style sheet and its scripts, all from this package.
 
 The page is another client of the HTTP routes and needs nothing from other hosts. Its policy allows no script inside
-the HTML and no address but its own. These paths answer without a key, since the page is where a user types it.
+the HTML and no address but its own. These paths need no key, since the page is where a user types it.
 """
 
 from __future__ import annotations

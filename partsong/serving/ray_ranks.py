@@ -1,4 +1,4 @@
-"""Runs the ranks of a group as actors on a Ray cluster. Importing this does not load Ray."""
+"""Runs the ranks of a replica as actors on a Ray cluster. Importing this does not load Ray."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partsong.parallel.ranks.blame import RankReport
 from partsong.parallel.ranks.launch import portable
 from partsong.reasoning.cluster.joining import import_ray, join_cluster
 from partsong.reasoning.cluster.place import last_line
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
 from partsong.serving.ray_watch import LOOK, RankSeat, RankWatch
 from partsong.serving.runners import RankRunner
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def ray_runner(address: str | None, *, ranks: int, threads: int | None) -> RankRunner:
-    """Connects this process to a Ray cluster and returns what runs ranks there.
+    """Connects this process to a Ray cluster and returns a runner of ranks there.
 
     Args:
         address: as for `join_cluster`.
@@ -51,7 +51,7 @@ def ray_runner(address: str | None, *, ranks: int, threads: int | None) -> RankR
 
 
 class _RankActor:
-    """Is one rank, in a process of its own on some node."""
+    """Runs one rank, in a process of its own on some node."""
 
     def seat(self) -> RankSeat:
         """Says where this actor runs."""
@@ -60,7 +60,7 @@ class _RankActor:
         gpus = tuple(map(str, ray.get_gpu_ids()))
         return RankSeat(node=ray.util.get_node_ip_address(), process=os.getpid(), gpus=gpus)
 
-    def run(self, settings: GroupSettings, environment: dict[str, str]) -> RankReport:
+    def run(self, settings: ReplicaSettings, environment: dict[str, str]) -> RankReport:
         """Serves until the server asks the ranks to end; returns what this rank raised, if anything."""
         import ray
 
@@ -79,13 +79,13 @@ class _RankActor:
             return RankReport(error=portable(error), trace=traceback.format_exc())
 
 
-def _run_ranks(settings: GroupSettings, nproc: int, closing: threading.Event) -> None:
+def _run_ranks(settings: ReplicaSettings, nproc: int, closing: threading.Event) -> None:
     """Runs ranks as actors, each in a bundle of one placement group, until all of them have ended or one has failed.
 
-    While the cluster has no room the placement group waits: so a replica comes when a node joins.
+    While the cluster has no room the placement group waits, so a replica starts when a node joins.
 
     Raises:
-        PartsongError: what ended the ranks, if nobody asked them to.
+        PartsongError: the ranks ended unasked.
     """
     ray = import_ray()
     try:
@@ -109,7 +109,7 @@ def _run_ranks(settings: GroupSettings, nproc: int, closing: threading.Event) ->
 
 
 def _has_room(group: Any, closing: threading.Event) -> bool:
-    """Waits until the cluster has room for a placement group; says whether it has, or the server closes first."""
+    """Waits until the cluster has room for a placement group; returns False if the server closes first."""
     has_told = False
     while not group.wait(LOOK):
         if closing.is_set():
@@ -121,7 +121,7 @@ def _has_room(group: Any, closing: threading.Event) -> bool:
 
 
 def _seats(ray: Any, actors: Sequence[Any], closing: threading.Event) -> list[RankSeat] | None:
-    """Waits until all actors are there and returns where they are; None when the server closes before that."""
+    """Waits until all actors run and returns where; None when the server closes first."""
     asked = [actor.seat.remote() for actor in actors]
     while not closing.is_set():
         done, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK)
@@ -130,8 +130,8 @@ def _seats(ray: Any, actors: Sequence[Any], closing: threading.Event) -> list[Ra
     return None
 
 
-def _bundles(ray: Any, settings: GroupSettings, nproc: int) -> list[dict[str, float]]:
-    """Returns what each rank needs: a GPU where the cluster has some, and its threads' cores elsewhere."""
+def _bundles(ray: Any, settings: ReplicaSettings, nproc: int) -> list[dict[str, float]]:
+    """Returns what each rank needs: a GPU where the cluster has GPUs, and cores for its threads elsewhere."""
     if ray.cluster_resources().get("GPU", 0.0):
         return [{"GPU": 1.0}] * nproc
     return [{"CPU": float(settings.threads or 1)}] * nproc
@@ -155,7 +155,7 @@ def _actors(ray: Any, group: Any, nproc: int) -> list[Any]:
 
 
 def _interface(address: str) -> str | None:
-    """Returns the network interface that has an address, by which other nodes reach this one; None for none."""
+    """Returns the network interface with the address at which other nodes reach this one; None if there is none."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():

@@ -10,13 +10,13 @@ from typing import Any
 
 from partsong.parallel.ranks.blame import BLAMED_GRACE, GRACE, RankReport, first_cause, is_blamed
 from partsong.reasoning.cluster.place import last_line
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
 
 __all__ = ["LOOK", "RankSeat", "RankWatch"]
 
-#: Seconds between two looks at what the cluster says.
+#: Seconds between two polls of the cluster.
 LOOK = 0.5
-#: Seconds that ranks have to end by themselves when the server closes.
+#: Seconds that ranks get to end by themselves when the server closes.
 _CLOSING = 3.0
 
 
@@ -27,7 +27,7 @@ class RankSeat:
     Attributes:
         node: address of its node.
         process: number of its process.
-        gpus: of the node, which Ray has given to it.
+        gpus: those of the node that Ray has assigned to it.
     """
 
     node: str
@@ -36,7 +36,7 @@ class RankSeat:
 
 
 class RankWatch:
-    """Starts ranks in actors that are there, and waits until all have ended, or one has failed.
+    """Starts ranks in running actors, and waits until all have ended, or one has failed.
 
     Args:
         actors: in the order of ranks.
@@ -49,7 +49,7 @@ class RankWatch:
         self._reports: dict[int, RankReport] = {}
         self._died: dict[int, str] = {}
 
-    def run(self, settings: GroupSettings) -> None:
+    def run(self, settings: ReplicaSettings) -> None:
         """Runs them.
 
         Raises:
@@ -58,7 +58,7 @@ class RankWatch:
         import ray
         from torch.distributed import TCPStore
 
-        # It lives here, and so outlives any rank. Port 0 lets the system choose.
+        # It lives in this process, and so outlives any rank. Port 0 lets the system choose.
         address = ray.util.get_node_ip_address()
         store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
         environments = _environments(self._seats, address, store.port)
@@ -95,7 +95,7 @@ class RankWatch:
 
 
 def _environments(seats: Sequence[RankSeat], address: str, port: int) -> list[dict[str, str]]:
-    """Returns the variables that each rank finds the others with, as torchrun sets them."""
+    """Returns the environment variables by which each rank finds the others, as torchrun sets them."""
     by_node: dict[str, list[int]] = {}
     for rank, seat in enumerate(seats):
         by_node.setdefault(seat.node, []).append(rank)

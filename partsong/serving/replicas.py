@@ -1,4 +1,4 @@
-"""Holds the groups of ranks that serve one model, which look like one to the server."""
+"""Holds the replicas of one model, which look like one to the server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from partsong.errors import DistributedError, OutputError, PartsongError
-from partsong.serving.groups import WorkerGroup
 from partsong.serving.messages import (
     JOB_ENDS,
     Cancel,
@@ -23,7 +22,8 @@ from partsong.serving.messages import (
     Recall,
     Submit,
 )
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
+from partsong.serving.replica import Replica
 from partsong.serving.roster import Roster
 from partsong.serving.runners import RankRunner
 from partsong.serving.services import PictureService
@@ -32,17 +32,17 @@ __all__ = ["Replicas"]
 
 
 class Replicas:
-    """Gives the jobs of a model to groups of ranks that are alike.
+    """Distributes the jobs of a model over its replicas, each of which holds a copy of it.
 
-    A job goes to the replica with the fewest. One that waits while another replica has less to do moves there. What
-    waited at a replica that is lost goes to the others, or waits until one is there.
+    A job goes to the replica with the fewest jobs. A job that waits while another replica is less busy moves there. The
+    queue of a replica that is lost goes to the others, or waits until one is up.
 
     Args:
         model: what they serve.
         runner: runs the ranks.
         num: number of replicas.
         on_message: takes what a replica says of a job that it has, or that it is ready.
-        on_lost: takes the jobs that were at work on a replica that has ended, which no replica has any more, and the
+        on_lost: takes the jobs that were running on a replica that has ended, which no replica has any more, and the
             error that ended it.
 
     Attributes:
@@ -64,9 +64,9 @@ class Replicas:
         self._on_message, self._on_lost = on_message, on_lost
         self._roster = Roster(num)
         self._works: dict[str, JobWork] = {}
-        self._cancelled: set[str] = set()  # should the ranks die, or give them back, before they hear of it
-        self._groups = [
-            WorkerGroup(
+        self._cancelled: set[str] = set()  # in case the ranks die, or give them back, before they are notified
+        self._replicas = [
+            Replica(
                 model.name,
                 model.nproc,
                 _settings_of(model, number, num) if runner.host is None else model.settings,
@@ -79,34 +79,34 @@ class Replicas:
 
     def start(self) -> None:
         """Starts all ranks; returns at once."""
-        for group in self._groups:
-            group.start()
+        for replica in self._replicas:
+            replica.start()
 
     @property
     def num_ready(self) -> int:
         """Counts the replicas whose ranks have answered lately."""
-        return sum(group.is_ready for group in self._groups)
+        return sum(replica.is_ready for replica in self._replicas)
 
     @property
     def facts(self) -> Ready | None:
         """Returns what the ranks said of their model; None before any was ready."""
-        return next((group.facts for group in self._groups if group.facts is not None), None)
+        return next((replica.facts for replica in self._replicas if replica.facts is not None), None)
 
     @property
     def broken(self) -> PartsongError | None:
-        """Returns why all replicas were given up; None while one was not."""
-        errors = [group.broken for group in self._groups]
+        """Returns why all replicas were given up; None while one is left."""
+        errors = [replica.broken for replica in self._replicas]
         return errors[0] if all(error is not None for error in errors) else None
 
     def submit(self, work: JobWork) -> None:
-        """Gives a job to a replica, now or as soon as one is there; one that is known already stays where it is."""
+        """Gives a job to a replica, now or as soon as one is up; a known job stays where it is."""
         if self._works.setdefault(work.id, work) is work:
             self._place(work)
 
     def cancel(self, name: str) -> None:
-        """Drops a job wherever it stands; a `JobCancelled` says when it is."""
+        """Cancels a job, whether it waits or runs; a `JobCancelled` follows when that is done."""
         place = self._roster.where(name)
-        if place is not None and self._groups[place].send(Cancel(name)):
+        if place is not None and self._replicas[place].send(Cancel(name)):
             self._cancelled.add(name)
         else:
             self._drop(name)
@@ -127,9 +127,9 @@ class Replicas:
             DistributedError: none of them answers.
         """
         failure: DistributedError | None = None
-        for group in sorted(self._groups, key=lambda group: not group.is_ready):
+        for replica in sorted(self._replicas, key=lambda replica: not replica.is_ready):
             try:
-                return await group.check(work)
+                return await replica.check(work)
             except DistributedError as error:
                 failure = failure or error
         assert failure is not None
@@ -137,7 +137,7 @@ class Replicas:
 
     async def close(self) -> None:
         """Ends all ranks."""
-        await asyncio.gather(*(group.close() for group in self._groups))
+        await asyncio.gather(*(replica.close() for replica in self._replicas))
 
     def _place(self, work: JobWork) -> None:
         try:
@@ -147,10 +147,10 @@ class Replicas:
             self._forget(work.id)
             self._on_message(self, JobFailed(work.id, failure))
             return
-        self._roster.place(work.id, lambda number: self._groups[number].send(message))
+        self._roster.place(work.id, lambda number: self._replicas[number].send(message))
 
-    def _take(self, group: WorkerGroup, message: FromRanks) -> None:
-        number = self._groups.index(group)
+    def _take(self, replica: Replica, message: FromRanks) -> None:
+        number = self._replicas.index(replica)
         if isinstance(message, Ready):
             self._roster.up.add(number)
             self._on_message(self, message)
@@ -176,10 +176,10 @@ class Replicas:
 
     def _balance(self) -> None:
         for name, number in self._roster.to_move():
-            self._groups[number].send(Recall(name))
+            self._replicas[number].send(Recall(name))
 
-    def _down(self, group: WorkerGroup, error: PartsongError) -> None:
-        waiting, begun = self._roster.lose(self._groups.index(group))
+    def _down(self, replica: Replica, error: PartsongError) -> None:
+        waiting, begun = self._roster.lose(self._replicas.index(replica))
         for name in [each for each in begun if each in self._cancelled]:
             begun.remove(name)
             self._drop(name)
@@ -188,13 +188,13 @@ class Replicas:
             self._go_elsewhere(name)
 
     def _go_elsewhere(self, name: str) -> None:
-        """Places a job that has not begun and is with no replica any more."""
+        """Places a job that has not begun and whose replica is gone."""
         if name in self._cancelled:
             self._drop(name)
         elif name in self._works:
             self._place(self._works[name])
 
 
-def _settings_of(model: PictureService, number: int, num: int) -> GroupSettings:
-    """Returns the settings of one of several groups that share a machine."""
-    return replace(model.settings, groups_here=num, first_device=number * model.nproc)
+def _settings_of(model: PictureService, number: int, num: int) -> ReplicaSettings:
+    """Returns the settings of one of several replicas on one machine."""
+    return replace(model.settings, replicas_here=num, first_device=number * model.nproc)

@@ -1,4 +1,4 @@
-"""Notes which of a model's replicas has which job, and says which one takes the next."""
+"""Tracks which replica of a model has which job, and chooses the one for the next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Roster"]
 
 
 class Roster:
-    """Gives each job to the replica that has the least to do, and takes jobs back from those that are lost.
+    """Assigns each job to the least busy replica, and reassigns the jobs of lost ones.
 
     Args:
         num: number of replicas.
@@ -30,11 +30,11 @@ class Roster:
         self._moving: set[str] = set()
 
     def place(self, name: str, can_take: Callable[[int], bool] = lambda number: True) -> int | None:
-        """Gives a job to the replica with the fewest; returns its number, or None where none takes it.
+        """Gives a job to the replica with the fewest jobs; returns its number, or None where none takes it.
 
         Args:
             name: of the job.
-            can_take: hands the job over; says whether that worked.
+            can_take: hands the job over; returns whether that worked.
         """
         for number in sorted(self.up, key=lambda number: (self.load(number), number)):
             if can_take(number):
@@ -43,7 +43,7 @@ class Roster:
         return None
 
     def where(self, name: str) -> int | None:
-        """Returns the replica that has a job; None for one that none has."""
+        """Returns the replica that has a job; None if no replica has it."""
         return self._places.get(name)
 
     def load(self, number: int) -> int:
@@ -51,18 +51,18 @@ class Roster:
         return sum(place == number for place in self._places.values())
 
     def begin(self, name: str) -> None:
-        """Notes that a job is at work."""
+        """Notes that a job is running."""
         self._begun.add(name)
         self._moving.discard(name)
 
     def end(self, name: str) -> None:
-        """Takes a job off."""
+        """Removes a job."""
         self._places.pop(name, None)
         self._begun.discard(name)
         self._moving.discard(name)
 
     def lose(self, number: int) -> tuple[list[str], list[str]]:
-        """Takes a replica off; returns the jobs that waited there and those that were at work, the oldest first."""
+        """Removes a replica; returns the jobs that waited there and those that were running, the oldest first."""
         self.up.discard(number)
         every = [name for name, place in self._places.items() if place == number]
         begun = [name for name in every if name in self._begun]
@@ -72,15 +72,15 @@ class Roster:
         return waiting, begun
 
     def to_move(self) -> list[tuple[str, int]]:
-        """Returns jobs that wait at one replica while another has less to do, and where; each is named once.
+        """Returns waiting jobs that should move to a less busy replica, with its number; each is named once.
 
-        The youngest go, until no two replicas are more than a job apart or nothing waits where most is.
+        The youngest move first, until the loads differ by at most one job or nothing waits at the busiest replica.
         """
         loads = {number: self.load(number) for number in self.up}
         for name in self._moving:
             loads[self._places[name]] -= 1
         moves = []
-        # Where a job that is on its way will go is not known yet, but it goes where least is to do.
+        # A job in transit has no known destination yet; it is counted at the least busy replica.
         for _ in self._moving:
             loads[min(loads, key=lambda number: (loads[number], number))] += 1
         while len(loads) > 1:

@@ -1,4 +1,4 @@
-"""Says how the ranks of a group are run, on this machine or elsewhere."""
+"""Says how the ranks of a replica are run, on this machine or elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
 
 __all__ = ["LOCAL", "RankRunner", "launch_ranks"]
 
@@ -17,26 +17,26 @@ class RankRunner:
 
     Attributes:
         run: runs a number of ranks with some settings until they end, and raises what ended them. The event is set when
-            the server closes: what still waits, for room or for ranks that do not end, then gives up.
+            the server closes: anything that still waits, for room or for ranks that do not end, then gives up.
         host: address of this machine at which ranks reach it; None where they are on it, and share its files.
         begins_anew: whether a job whose ranks died begins anew though there are no other replicas.
     """
 
-    run: Callable[[GroupSettings, int, threading.Event], None]
+    run: Callable[[ReplicaSettings, int, threading.Event], None]
     host: str | None = None
     begins_anew: bool = False
 
 
-def launch_ranks(settings: GroupSettings, nproc: int, closing: threading.Event) -> None:
+def launch_ranks(settings: ReplicaSettings, nproc: int, closing: threading.Event) -> None:
     """Starts ranks as processes of this machine and waits until they end.
 
     Args:
         settings: what they serve.
         nproc: their number.
-        closing: not waited for: the server ends its child processes itself.
+        closing: ignored: the server ends its child processes itself.
 
     Raises:
-        PartsongError: what ended them, if nobody asked them to.
+        PartsongError: the ranks ended unasked.
     """
     from partsong.parallel.ranks.launch import launch
     from partsong.serving.ranks.loop import serve_ranks

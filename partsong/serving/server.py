@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Server"]
 
-#: Times that the ranks may die that make a job before it fails, where others can make it: it may be what kills them.
+#: How often the ranks of a job may die before the job fails, although others could make it: it may be what kills them.
 _TRIES = 3
 
 
 @dataclass(kw_only=True)
 class Server:
-    """Takes jobs, gives them to groups of ranks, and keeps what becomes of them.
+    """Takes jobs, gives them to replicas, and keeps their results.
 
     Attributes:
         models: of pictures and videos.
@@ -55,9 +55,9 @@ class Server:
         limits: what one request may ask for.
         key: that clients must show; None for none.
         runner: runs the ranks.
-        replicas: groups of ranks for each model of pictures and videos.
+        num_replicas: replicas of each model of pictures and videos.
         jobs: by name, the oldest first.
-        groups: by the name of their model; there once the server has begun.
+        replicas: by the name of their model; filled when the server starts.
         watchers: of the jobs.
         metrics: of the server.
     """
@@ -69,9 +69,9 @@ class Server:
     limits: Limits = field(default_factory=Limits)
     key: str | None = None
     runner: RankRunner = LOCAL
-    replicas: int = 1
+    num_replicas: int = 1
     jobs: dict[str, Job] = field(default_factory=dict)
-    groups: dict[str, Replicas] = field(default_factory=dict)
+    replicas: dict[str, Replicas] = field(default_factory=dict)
     watchers: Watchers = field(default_factory=Watchers)
     metrics: Metrics = field(default_factory=Metrics)
 
@@ -85,8 +85,8 @@ class Server:
         (self.folder / "files").mkdir(exist_ok=True)
 
     async def start(self) -> None:
-        """Takes up what was not done, and starts all groups."""
-        self._stepped: dict[str, float] = {}  # when each job at work made its last step
+        """Resumes unfinished jobs, and starts all replicas."""
+        self._stepped: dict[str, float] = {}  # when each running job made its last step
         self._comparing: dict[str, asyncio.Task[None]] = {}
         self._created = int(time.time())
         for job in self._journal.read():
@@ -94,19 +94,19 @@ class Server:
             if not job.has_ended:
                 self._take_up(job)
         for model in self.models:
-            group = Replicas(model, self.runner, self.replicas, on_message=self._take, on_lost=self._lost)
-            self.groups[model.name] = group
-            self.metrics.replicas.labels(model.name).set_function(partial(_num_ready, group))
-            group.start()
+            replicas = Replicas(model, self.runner, self.num_replicas, on_message=self._take, on_lost=self._lost)
+            self.replicas[model.name] = replicas
+            self.metrics.replicas.labels(model.name).set_function(partial(_num_ready, replicas))
+            replicas.start()
         await self._start_texts()
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
-        """Ends all groups; jobs at work are taken up by the next server with this folder."""
+        """Ends all replicas; running jobs are resumed by the next server with this folder."""
         self._sweeper.cancel()
         for task in self._starts.values():
             task.cancel()
-        await asyncio.gather(*(each.close() for each in (*self.groups.values(), *self.texts.values())))
+        await asyncio.gather(*(each.close() for each in (*self.replicas.values(), *self.texts.values())))
         if self._other is not None:
             await self._other.close()
         self._journal.close()
@@ -125,9 +125,9 @@ class Server:
     def missing(self) -> list[str]:
         """Says which models are not ready, and why."""
         lines = []
-        for name, group in self.groups.items():
-            if not group.num_ready:
-                lines.append(f"{name}: {group.broken or 'its ranks are starting, or do not answer'}")
+        for name, replicas in self.replicas.items():
+            if not replicas.num_ready:
+                lines.append(f"{name}: {replicas.broken or 'its ranks are starting, or do not answer'}")
         for name, text in self.texts.items():
             if not text.ready:
                 start = self._starts[name]
@@ -184,12 +184,12 @@ class Server:
         work = work_of(job, self.file, facts.defaults, strategies, **more)
         self._check_queue(model)
         try:
-            checked = await self.groups[model.name].check(work)
-        except DistributedError as error:  # they have died, and others are on their way
+            checked = await self.replicas[model.name].check(work)
+        except DistributedError as error:  # they have died, and new ones are starting
             raise ApiError(503, str(error), code="model_unavailable", retry_after=2.0) from error
         if checked.error is not None:
             raise checked.error
-        self._check_queue(model)  # others have come while the ranks were asked
+        self._check_queue(model)  # more jobs have arrived while the ranks were asked
         job.exactness = checked.kind
         job.steps = int(work.arguments.get("num_inference_steps", 0))
         self._add(job, work)
@@ -198,7 +198,7 @@ class Server:
     def cancel(self, job: Job) -> None:
         """Drops a job wherever it stands; one that has ended stays as it is."""
         if not job.has_ended and job.id not in self._comparing:
-            self.groups[job.model].cancel(job.id)
+            self.replicas[job.model].cancel(job.id)
 
     async def drop(self, job: Job) -> None:
         """Drops a job and waits until it has ended."""
@@ -207,7 +207,7 @@ class Server:
             pass
 
     def position(self, job: Job) -> int:
-        """Returns how many jobs of the same model wait before a job, itself included; 0 once it is at work."""
+        """Returns how many jobs of the same model wait before a job, itself included; 0 once it is running."""
         if job.status != "queued":
             return 0
         before = (each for each in self.jobs.values() if each.model == job.model and each.status == "queued")
@@ -215,7 +215,7 @@ class Server:
 
     def model_rows(self) -> list[dict[str, Any]]:
         """Lists what is served, by the keys of the API."""
-        rows = [model.as_json(self.groups[model.name].facts) for model in self.models]
+        rows = [model.as_json(self.replicas[model.name].facts) for model in self.models]
         rows += [text.as_json() for text in self.texts.values()]
         return [{"object": "model", "created": self._created, "owned_by": "partsong", **row} for row in rows]
 
@@ -224,7 +224,7 @@ class Server:
         return self.folder / "files" / name
 
     def save(self, job: Job) -> None:
-        """Writes a job to the journal and wakes up who waits for it."""
+        """Writes a job to the journal and wakes up everybody who waits for it."""
         self._journal.write(job)
         self.watchers.change(job.id)
 
@@ -234,14 +234,14 @@ class Server:
         Raises:
             ApiError: they are not there yet, or not any more.
         """
-        group = self.groups[model.name]
-        if group.broken is not None:
-            raise ApiError(503, f"{model.name} cannot be served: {group.broken}", code="model_unavailable")
-        if group.facts is None:
+        replicas = self.replicas[model.name]
+        if replicas.broken is not None:
+            raise ApiError(503, f"{model.name} cannot be served: {replicas.broken}", code="model_unavailable")
+        if replicas.facts is None:
             raise ApiError(
                 503, f"the ranks of {model.name} are starting; /ready says when they are there", retry_after=2.0
             )
-        return group.facts
+        return replicas.facts
 
     def _check_queue(self, model: PictureService) -> None:
         waiting = sum(job.model == model.name and job.status == "queued" for job in self.jobs.values())
@@ -260,20 +260,20 @@ class Server:
     def _add(self, job: Job, work: JobWork) -> None:
         self.jobs[job.id] = job
         self.save(job)
-        self.groups[job.model].submit(work)
+        self.replicas[job.model].submit(work)
         self._count(job.model)
 
     def _take_up(self, job: Job) -> None:
-        """Begins a job anew that the last server left behind."""
+        """Restarts a job that the last server left behind."""
         was = "began" if job.status == "in_progress" else "waited for its turn"
         job.begin_anew(f"after the server ended; it {was} then")
         if all(model.name != job.model for model in self.models):
             self._end(job, "failed", code="model_gone", message=f"{job.model} is not served any more")
 
-    def _take(self, group: Replicas, message: FromRanks) -> None:
-        """Notes what the ranks of a group say."""
+    def _take(self, replicas: Replicas, message: FromRanks) -> None:
+        """Notes what the ranks of a replica say."""
         if isinstance(message, Ready):
-            self._group_ready(group, message)
+            self._model_ready(replicas, message)
             return
         job = None if isinstance(message, Pulse) else self.jobs.get(message.id)
         if job is None or job.has_ended:
@@ -284,7 +284,7 @@ class Server:
             self.save(job)
         elif isinstance(message, JobStepped):
             self._step(job, message)
-            return  # by far the most of all messages, and no job begins or ends with one
+            return  # by far the most frequent message, and no job begins or ends with one
         elif isinstance(message, JobFinished):
             self._finish(job, message)
         elif isinstance(message, JobFailed):
@@ -301,7 +301,7 @@ class Server:
         self._stepped[job.id] = now
         job.step, job.steps, job.spent = message.step, message.steps or job.steps, message.spent or job.spent
         if job.kind == "video" and not job.files and self.file(f"{job.id}.mp4").is_file():
-            job.files = (f"{job.id}.mp4",)  # its first frames can be played while the others are made
+            job.files = (f"{job.id}.mp4",)  # its first frames can be played while later ones are made
         if message.previews:
             self.watchers.show(job.id, message.step, message.previews)
         self.watchers.change(job.id)
@@ -318,7 +318,7 @@ class Server:
             self._comparing[job.id] = asyncio.create_task(self._compare(job, other))
 
     async def _compare(self, job: Job, other: Job) -> None:
-        """Compares a job with its serial twin, or a twin with its job, before anybody hears that it is done."""
+        """Compares a job with its serial twin, or a twin with its job, before anybody is notified that it is done."""
         pairs = [(self.file(a), self.file(b)) for a, b in zip(job.files, other.files, strict=True)]
         apart = await asyncio.to_thread(compare_files, pairs)
         for each in (job, other):
@@ -341,31 +341,31 @@ class Server:
         self._journal.write(job)
         self.watchers.forget(job.id)
 
-    def _group_ready(self, group: Replicas, facts: Ready) -> None:
-        """Submits what the last server left behind, which took what the ranks know to write down."""
+    def _model_ready(self, replicas: Replicas, facts: Ready) -> None:
+        """Submits what the last server left behind; describing those jobs takes facts that only the ranks know."""
         for job in list(self.jobs.values()):
-            if job.model == group.name and job.status == "queued":
+            if job.model == replicas.name and job.status == "queued":
                 strategies = () if job.strategy == SERIAL else tuple(job.strategy.split("+"))
-                group.submit(work_of(job, self.file, facts.defaults, strategies))
+                replicas.submit(work_of(job, self.file, facts.defaults, strategies))
 
-    def _lost(self, group: Replicas, begun: Mapping[str, JobWork], error: PartsongError) -> None:
-        """Begins the jobs anew that were at work on ranks that died, where others can make them, or fails them."""
-        self.metrics.restarts.labels(group.name).inc()
+    def _lost(self, replicas: Replicas, begun: Mapping[str, JobWork], error: PartsongError) -> None:
+        """Restarts the jobs of ranks that died where other ranks can make them, and fails them elsewhere."""
+        self.metrics.restarts.labels(replicas.name).inc()
         for job, work in [(self.jobs[name], work) for name, work in begun.items()]:
             job.losses += 1
-            if group.can_begin_anew and job.losses < _TRIES and group.broken is None:
+            if replicas.can_begin_anew and job.losses < _TRIES and replicas.broken is None:
                 job.begin_anew(f"after the ranks that made it ended: {error}")
                 self._stepped.pop(job.id, None)
-                for path in work.out:  # a part of a video
+                for path in work.out:  # part of a video
                     path.unlink(missing_ok=True)
                 self.save(job)
-                group.submit(work)
+                replicas.submit(work)
             else:
                 self._end(job, "failed", code="ranks_ended", message=str(error))
-        for job in list(self.jobs.values()) if group.broken is not None else ():
-            if job.model == group.name and not job.has_ended and job.id not in self._comparing:
-                self._end(job, "failed", code="ranks_ended", message=str(group.broken))
-        self._count(group.name)
+        for job in list(self.jobs.values()) if replicas.broken is not None else ():
+            if job.model == replicas.name and not job.has_ended and job.id not in self._comparing:
+                self._end(job, "failed", code="ranks_ended", message=str(replicas.broken))
+        self._count(replicas.name)
 
     def _count(self, name: str) -> None:
         states = [job.status for job in self.jobs.values() if job.model == name]
@@ -383,12 +383,12 @@ class Server:
     def remove(self, job: Job) -> None:
         """Forgets a job that has ended, and removes its files."""
         sent = [self.file(name) for key in ("picture", "mask") if (name := job.request.get(key)) is not None]
-        # A job that was dropped may have left a part of a video.
+        # A dropped job may have left part of a video.
         for path in (*self.file("").glob(f"{job.id}*"), *sent):
             path.unlink(missing_ok=True)
         self.jobs.pop(job.id, None)
         self._journal.remove(job.id)
 
 
-def _num_ready(group: Replicas) -> int:
-    return group.num_ready
+def _num_ready(replicas: Replicas) -> int:
+    return replicas.num_ready

@@ -9,7 +9,7 @@ from typing import Any
 
 from partsong.serving.jobs import Job
 from partsong.serving.messages import JobWork, Ready
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
 
 __all__ = ["AUTO", "SERIAL", "PictureService", "files_of", "work_of"]
 
@@ -25,7 +25,7 @@ class PictureService:
     Attributes:
         name: that clients know it by.
         nproc: number of ranks.
-        settings: what the ranks are started with.
+        settings: those with which the ranks are started.
         kind: ``image`` or ``video``.
         strategy: what runs it where a client asks for ``auto``; empty for one rank.
         advice: why.
@@ -33,7 +33,7 @@ class PictureService:
 
     name: str
     nproc: int
-    settings: GroupSettings
+    settings: ReplicaSettings
     kind: str
     strategy: tuple[str, ...] = ()
     advice: str | None = None
@@ -45,7 +45,7 @@ class PictureService:
         return (() if asked == SERIAL else tuple(asked.split("+"))), None
 
     def as_json(self, facts: Ready | None) -> dict[str, Any]:
-        """Returns the model as ``GET /v1/models`` lists it, with what its ranks said of it where they have."""
+        """Returns the model as ``GET /v1/models`` lists it, with what its ranks said of it once they did."""
         legal = () if facts is None else facts.strategies
         defaults = {} if facts is None else facts.defaults
         shown = {_SHOWN.get(key, key): value for key, value in defaults.items()}
@@ -62,7 +62,7 @@ def files_of(job: Job) -> tuple[str, ...]:
 def work_of(
     job: Job, file: Callable[[str], Path], defaults: Mapping[str, Any], strategies: tuple[str, ...], **more: Any
 ) -> JobWork:
-    """Returns what the ranks shall do for a job.
+    """Returns the work of the ranks for a job.
 
     Args:
         job: the job.

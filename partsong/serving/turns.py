@@ -1,4 +1,4 @@
-"""Decides which jobs of a group make their next step together."""
+"""Decides which jobs of a replica make their next step together."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ __all__ = ["Standing", "charge", "choose", "entry_time"]
 
 @dataclass(slots=True)
 class Standing:
-    """Says where a job stands in the order.
+    """Says where a job is in the order.
 
     Attributes:
         id: of the job.
         arrived: its number in the order of arrival.
         deadline: when it should be done, in seconds of `time.time`; None for no hurry.
-        remaining: seconds that the rest of it is expected to take alone.
-        used: seconds of the group that were spent on it, its part of each step it shared.
-        shape: what its next call of the model looks like; calls that look alike can be made as one.
+        remaining: seconds that the rest of it should take by itself.
+        used: seconds that the replica spent on it, counting its part of each shared step.
+        shape: that of its next call of the model; calls of one shape can be joined.
         rows: how many samples its next call has.
-        memory: bytes that it holds at its peak, beside the weights; 0 where nobody knows.
+        memory: bytes that it holds at its peak, beside the weights; 0 where unknown.
     """
 
     id: str
@@ -34,15 +34,15 @@ class Standing:
 
 
 def choose(standings: Sequence[Standing], *, max_rows: int, now: float) -> list[str]:
-    """Returns the jobs that make the next step, which look alike.
+    """Returns the jobs that make the next step together, all of one shape.
 
-    A job that would miss its deadline if it waited leads, the most urgent one first. Otherwise the job leads on which
-    the group has spent least, the oldest of equals. Jobs whose next call looks like the leader's join it while there
-    is room, in the same order. So a size that few ask for gets its share beside one that many ask for.
+    A job that would miss its deadline if it waited leads, the most urgent one first. Otherwise the job on which
+    the replica has spent least leads, the oldest of equals. Jobs whose next call has the leader's shape join it while
+    there is room, in the same order. So a rare size gets its share beside a popular one.
 
     Args:
         standings: the jobs that could make a step.
-        max_rows: most samples in one call; a job that has more goes alone.
+        max_rows: most samples in one call; a job that has more makes its step by itself.
         now: in seconds of `time.time`.
 
     >>> small = [Standing("a", 0, shape=64), Standing("b", 1, shape=64)]
@@ -67,9 +67,9 @@ def charge(chosen: Sequence[Standing], seconds: float) -> None:
 
 
 def entry_time(standings: Sequence[Standing]) -> float:
-    """Returns the seconds that a newcomer counts as used: as the job that had least, not none.
+    """Returns the seconds that a new job counts as used: those of the job with the fewest, instead of none.
 
-    With none, a stream of newcomers would keep the others from ever going on.
+    With none, a stream of new jobs would starve the others.
     """
     return min((each.used for each in standings), default=0.0)
 

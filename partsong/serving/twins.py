@@ -17,15 +17,15 @@ from partsong.outputs import max_abs_diff, psnr
 
 __all__ = ["compare_files", "difference_map"]
 
-#: Written for the ratio of equal pictures, whose logarithm has no end.
+#: Stands for the ratio of equal pictures, whose logarithm is infinite.
 _EQUAL = 999.0
 
 
 def compare_files(pairs: Sequence[tuple[Path, Path]]) -> tuple[float, float]:
-    """Returns the largest difference in [0, 1] and the least ratio in dB of pictures, or of the frames of videos.
+    """Returns the largest difference in [0, 1] and the lowest PSNR in dB of pictures, or of the frames of videos.
 
-    The files hold 8 bits per value, so a difference below 1/255 may show as none. Those of videos are compressed: equal
-    frames are equal in them too, but what differs may differ by more or less.
+    The files hold 8 bits per value, so a difference below 1/255 may not show. Videos are compressed: equal frames
+    stay equal, but other differences may grow or shrink.
     """
     largest, ratio = 0.0, math.inf
     for one, other in (both for pair in pairs for both in _frames_of(*pair)):

@@ -1,4 +1,4 @@
-"""Answers ``/v1/videos``: jobs that are begun, looked after, fetched while they grow, and stopped."""
+"""Answers ``/v1/videos``: starts, lists, streams and stops jobs of videos."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def every(
 
 @router.get("/{name}")
 async def one(name: str, request: Request, response: Response) -> dict[str, Any]:
-    """Says where a video stands."""
+    """Returns the state of a video."""
     server: Server = request.app.state.server
     response.headers["openai-poll-after-ms"] = "500"
     return as_video(server, _video(server, name))
@@ -90,7 +90,7 @@ async def delete(name: str, request: Request) -> dict[str, Any]:
 
 @router.post("/{name}/remix")
 async def remix(name: str, request: Request) -> dict[str, Any]:
-    """Begins a video like another one, with another prompt."""
+    """Begins a video with the settings of another one and a new prompt."""
     server: Server = request.app.state.server
     job = _video(server, name)
     fields = await _json(request)
@@ -106,7 +106,7 @@ async def remix(name: str, request: Request) -> dict[str, Any]:
 async def content(
     name: str, request: Request, variant: Literal["video", "thumbnail", "spritesheet"] = "video"
 ) -> Response:
-    """Returns the file of a video, as far as it is there and then as it grows; or its first frame."""
+    """Returns the file of a video, sent while it is still written; or its first frame."""
     server: Server = request.app.state.server
     job = _video(server, name)
     path = server.file(f"{job.id}.mp4")

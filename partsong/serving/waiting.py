@@ -1,4 +1,4 @@
-"""Waits for a job while the client that asked for it is still there."""
+"""Waits for a job while the client that asked for it is still connected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partsong.serving.server import Server
 
 __all__ = ["completed", "event", "events_while_there"]
 
-#: Seconds between two looks whether the client is still there.
+#: Seconds between two checks that the client is still connected.
 _LOOK = 0.5
 
 
@@ -34,7 +34,7 @@ async def completed(server: Server, job: Job, request: Request) -> Job:
 
 
 def failure(job: Job) -> ApiError:
-    """Returns the error of a job that did not come to its end."""
+    """Returns the error of a job that did not finish."""
     if job.error is None:
         return ApiError(409, f"job {job.id} was cancelled", code="cancelled")
     status = 400 if job.error["code"] == "refused" else 500

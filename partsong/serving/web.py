@@ -1,4 +1,4 @@
-"""Listens for HTTP, and closes connections that do not say what they want."""
+"""Listens for HTTP, and closes connections that send no request."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from partsong.errors import OutputError
 from partsong.serving.app import build_app
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
 from partsong.serving.runners import RankRunner
 from partsong.serving.server import Server
 
 __all__ = ["run_beside_rank", "run_server"]
 
-#: Seconds in which a connection has to ask for something, and connections at a time.
+#: Seconds in which a connection has to send a request, and most connections at a time.
 _HEAD_SECONDS, _MOST = 20.0, 2048
 
 
@@ -52,21 +52,21 @@ def run_server(server: Server, *, host: str, port: int) -> None:
 
 
 def run_beside_rank(server: Server, *, host: str, port: int) -> None:
-    """Serves from a thread of the first rank of a program that torchrun has started, which is a rank meanwhile.
+    """Serves from a thread of the first rank of a program started by torchrun, while the program acts as a rank.
 
     Args:
-        server: what to serve; one model of pictures or videos, whose ranks all of the program's processes are.
+        server: what to serve; one model of pictures or videos; all processes of the program are its ranks.
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
 
     Raises:
-        PartsongError: what ended the ranks, if nobody asked them to; torchrun then ends the others, and starts all
-            anew where it is asked to.
+        PartsongError: the ranks ended unasked; torchrun then ends the others, and restarts all of
+            them if it is configured to.
     """
-    given: SimpleQueue[GroupSettings | None] = SimpleQueue()
+    given: SimpleQueue[ReplicaSettings | None] = SimpleQueue()
     ended = threading.Event()
 
-    def hand_over(settings: GroupSettings, nproc: int, closing: threading.Event) -> None:
+    def hand_over(settings: ReplicaSettings, nproc: int, closing: threading.Event) -> None:
         given.put(settings)
         ended.wait()
 
@@ -109,7 +109,7 @@ def _listening(server: Server, host: str, port: int) -> tuple[uvicorn.Server, so
         timeout_graceful_shutdown=3,
     )
     listener = config.bind_socket()
-    listener.listen(_MOST)  # whoever calls before the server is up waits for it
+    listener.listen(_MOST)  # requests before the server is up wait for it
     address = listener.getsockname()
     names = ", ".join([*(model.name for model in server.models), *server.texts]) or "another server's models"
     sys.stderr.write(f"partsong serves {names} at http://{address[0]}:{address[1]}; /ready says when all are there\n")

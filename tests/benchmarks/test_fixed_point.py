@@ -237,5 +237,5 @@ def test_what_means_nothing_is_refused() -> None:
         picard(bent, start, rules, scales=[1.0, 1.0])
     with pytest.raises(ArgumentError, match="drafts: num=0"):
         drafts(bent, start, rules, num=0)
-    with pytest.raises(ArgumentError, match="the output of the step before"):
+    with pytest.raises(ArgumentError, match="the output of the previous step"):
         parareal(bent, start, second_order_rules(4))

@@ -1,4 +1,4 @@
-"""Ranks that are unlike: cuts by their shares equal one rank, move what is predicted, and give a slow rank less."""
+"""Uneven ranks: cuts by their shares equal one rank, move what is predicted, and give a slow rank less."""
 
 from __future__ import annotations
 

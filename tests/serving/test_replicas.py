@@ -1,4 +1,4 @@
-"""Kills ranks of a model that has two groups of them: each job is made, and made once."""
+"""Kills ranks of a model that has two replicas: each job is made, and made once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def replicas(server: RunningServer, model: str = "shapes") -> int:
-    """How many groups of a model are ready."""
+    """How many replicas of a model are ready."""
     found = re.search(rf'partsong_replicas_ready{{model="{model}"}} (\d)', httpx.get(f"{server.url}/metrics").text)
     return 0 if found is None else int(found.group(1))
 
@@ -108,7 +108,7 @@ def test_what_waits_at_a_busy_group_goes_to_one_that_has_come(server: RunningSer
     server.wait(lambda: replicas(server) == 1)
     names = [post(server, seed, 50) for seed in range(6)]
     server.wait(lambda: replicas(server) == 2)
-    # With one job at work in each group, both have what to do.
+    # With one job at work in each replica, both have what to do.
     server.wait(lambda: [server.json(f"/v1/jobs/{name}")["status"] for name in names].count("in_progress") == 2)
     assert {job["status"] for job in ended(server, names)} == {"completed"}
 

@@ -79,7 +79,7 @@ def run(
     Raises:
         ArgumentError: a strategy is unknown, or ``auto`` is asked for on a machine that was not measured.
     """
-    # Parsed here as well, so that what is unknown ends before any rank is started.
+    # Parsed here as well, so that unknown names are refused before any rank is started.
     given = {name: _parsed(name) for name in strategies if name != AUTO}
     mixes = {
         (model, count): {name: given[name] if name in given else _fastest(model, count, nproc) for name in strategies}
@@ -91,7 +91,7 @@ def run(
 
 @dataclass(slots=True)
 class _Case:
-    """Holds one case: its own copy of the model, and what was measured."""
+    """Holds one case: its own copy of the model, and the measurements."""
 
     name: str
     module: nn.Module
@@ -159,15 +159,15 @@ def _cases(mixes: Mapping[str, Mix], module: nn.Module, nproc: int, peers: bool)
         if not mix:
             cases.append(_Case(label, module, everyone=False))
             continue
-        # What takes the place of weights must not take that of the other cases' too.
-        twin = copy.deepcopy(module) if any(strategy.cuts_weights for strategy in mix) else _twin(module)
-        parallelize(twin, *mix, mesh=Mesh(**mesh_for(mix, nproc)))
-        cases.append(_Case(label, twin, ours=True))
+        # A copy, since replacing weights must not affect the other cases.
+        copied = copy.deepcopy(module) if any(strategy.cuts_weights for strategy in mix) else _sharing_weights(module)
+        parallelize(copied, *mix, mesh=Mesh(**mesh_for(mix, nproc)))
+        cases.append(_Case(label, copied, ours=True))
     for name, enable in PEERS.items() if peers else ():
-        twin = copy.deepcopy(module) if enable is diffusers_tensor else _twin(module)
+        copied = copy.deepcopy(module) if enable is diffusers_tensor else _sharing_weights(module)
         if enable is not diffusers_tensor or getattr(module, "_tp_plan", None) is not None:
-            enable(twin, nproc)
-            cases.append(_Case(name, twin))
+            enable(copied, nproc)
+            cases.append(_Case(name, copied))
     return cases
 
 
@@ -178,7 +178,7 @@ def _name(strategy: Strategy) -> str:
     return type(strategy).__name__ + (f"({', '.join(changed)})" if changed else "")
 
 
-def _twin(module: nn.Module) -> nn.Module:
+def _sharing_weights(module: nn.Module) -> nn.Module:
     """Copies a module but shares its weights, so that every case reads the same memory."""
     return copy.deepcopy(module, memo={id(p): p for p in module.parameters()})
 
@@ -199,7 +199,7 @@ def _rounds(
 
 
 def _trace(cases: list[_Case], named: dict[str, Any], mesh: Mesh, path: Path) -> None:
-    """Writes what the first rank does in one more step of every case, each a range of its name."""
+    """Traces the first rank in one more step of every case, each as a range of its name."""
     kinds = [profiler.ProfilerActivity.CPU, *([profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with profiler.profile(activities=kinds) if mesh.is_main else nullcontext() as trace:
         for case in cases:
@@ -213,7 +213,7 @@ def _trace(cases: list[_Case], named: dict[str, Any], mesh: Mesh, path: Path) ->
 def _step(case: _Case, named: dict[str, Any], mesh: Mesh) -> tuple[float, float, float, float]:
     """Runs one step of a case and returns the slowest rank's wall time, the longest and the least wait, and CPU time.
 
-    The rank that waits longest had the faster core. The least wait is what the exchange itself costs.
+    The rank that waits longest had the faster core. The least wait is the cost of the exchange itself.
     """
     everyone = mesh.axis(*AXES)
     agree(everyone, [0.0])

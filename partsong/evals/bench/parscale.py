@@ -1,4 +1,4 @@
-"""Times streams beside wider models of the same predicted quality, in turn in one process."""
+"""Times streams against wider models of the same predicted quality, in turn in one process."""
 
 from __future__ import annotations
 

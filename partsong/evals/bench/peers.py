@@ -28,7 +28,7 @@ def diffusers_ring(module: nn.Module, degree: int) -> None:
 
 
 def diffusers_tensor(module: nn.Module, degree: int) -> None:
-    """Turns on diffusers' tensor parallelism, which puts shares in the place of the module's weights."""
+    """Turns on diffusers' tensor parallelism, which replaces the module's weights by shares."""
     from diffusers import TensorParallelConfig
     from diffusers.hooks import tensor_parallel
     from torch.distributed.device_mesh import init_device_mesh

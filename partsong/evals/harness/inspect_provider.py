@@ -1,4 +1,4 @@
-"""Runs ways to think as models of inspect_ai: ``inspect eval TASK --model partsong/MODEL -M strategy=...``.
+"""Runs thinking methods as models of inspect_ai: ``inspect eval TASK --model partsong/MODEL -M strategy=...``.
 
 ::
 
@@ -57,7 +57,7 @@ _NEUTRAL |= {"presence_penalty": 0.0}
 
 @modelapi(name="partsong")
 def partsong() -> type[ModelAPI]:
-    """Returns the provider, whose name stands before the slash."""
+    """Returns the provider, whose name precedes the slash."""
     return ThinkingAPI
 
 
@@ -107,7 +107,7 @@ class ThinkingAPI(ModelAPI):
     ) -> None:
         super().__init__(model_name, base_url, api_key, [], config)
         if strategy is None:
-            raise ArgumentError("partsong needs a way to think: -M strategy=NAME[:KEY=VALUE;...], such as greedy")
+            raise ArgumentError("partsong needs a thinking method: -M strategy=NAME[:KEY=VALUE;...], such as greedy")
         if api_key is not None:
             raise ArgumentError(
                 "leave out api_key; the server's key is read from the environment variable OPENAI_API_KEY"
@@ -255,10 +255,10 @@ def _message(message: ChatMessage) -> Message:
 
 
 def _sample() -> tuple[str, str, int]:
-    """Returns the sample run that asks, its sample and its epoch, or "", "" and 1 outside of an evaluation."""
+    """Returns the calling sample run, its sample and its epoch, or "", "" and 1 outside of an evaluation."""
     try:
         from inspect_ai.solver._task_state import sample_state
-    except ImportError:  # not a public name; without it, the order in which epochs ask tells them apart
+    except ImportError:  # not a public name; without it, epochs are distinguished by the order of their calls
         return "", "", 1
     state = sample_state()
     return ("", "", 1) if state is None else (state.uuid, str(state.sample_id), state.epoch)

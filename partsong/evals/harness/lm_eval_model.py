@@ -144,7 +144,7 @@ class PartsongLM(_Harness):
 
     @property
     def prefix_token_id(self) -> int:
-        """Returns the token that stands before a text without a prompt."""
+        """Returns the token that precedes a text without a prompt."""
         start = self.prefix[0] if self.prefix else self.tokenizer.bos_token_id
         return self.eot_token_id if start is None else start
 
@@ -163,7 +163,7 @@ class PartsongLM(_Harness):
         )
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Returns token ids, with those that the tokenizer puts before a text unless they are there already."""
+        """Returns token ids, including those that the tokenizer puts before a text."""
         ids = self.tokenizer(string, add_special_tokens=False).input_ids
         if add_special_tokens is False or ids[: len(self.prefix)] == self.prefix:
             return ids
@@ -193,7 +193,7 @@ class PartsongLM(_Harness):
         row_seeds = self._seeds("tokens", rows)
         texts = [""] * len(requests)
         bar = progress(len(requests), "partsong: writing", None if not disable_tqdm else False)
-        # Requests with the same settings come together, the longest first, so that one too long fails at once.
+        # Requests with the same settings are batched, the longest first, so that one too long fails at once.
         order = sorted(range(len(requests)), key=lambda index: (settings[index][:2], -len(rows[index])))
         with bar:
             for here in _batches(order, self.batch_size, lambda index: settings[index][:2]):

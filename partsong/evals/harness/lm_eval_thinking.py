@@ -1,4 +1,4 @@
-"""Runs ways to think as models of lm-evaluation-harness: ``lm_eval --model partsong --model_args strategy=...``.
+"""Runs thinking methods as models of lm-evaluation-harness: ``lm_eval --model partsong --model_args strategy=...``.
 
 With ``strategy=`` the model is a `ThinkingLM` instead of a `PartsongLM`. Releases of the harness up to 0.4.13 need the
 command line of `partsong.evals.harness.lm_eval_model`::
@@ -48,7 +48,7 @@ TopP = Annotated[float, Number(0.0, 1.0, above=True)]
 
 
 class _Request(NamedTuple):
-    """Holds a request of the harness; `repeat` counts how often the same was asked before it."""
+    """Holds a request of the harness; `repeat` counts its earlier occurrences."""
 
     chat: Sequence[Message]
     parameters: Parameters

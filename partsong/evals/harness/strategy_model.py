@@ -1,4 +1,4 @@
-"""Answers chats of other harnesses with a way to think, and counts what that costs."""
+"""Answers chats of other harnesses with a thinking method, and counts the cost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class StrategyModel:
         extract: how answers are found in texts, a name of `EXTRACTORS`; None is the zoo model's own, or "number".
         seed: of all draws.
         journal: file that keeps completed calls, so that a stopped evaluation can be continued, or None.
-        budget_tokens: at most this many tokens in all calls of a question; None is no limit.
+        budget_tokens: at most this many tokens in all calls of a question; None sets no limit.
         concurrency: at most this many calls at the same time, of all questions together.
 
     Attributes:
@@ -105,7 +105,7 @@ class StrategyModel:
         Args:
             chat: at least one message; the last one is from the user.
             parameters: of every call the strategy makes.
-            *labels: give equal chats different draws, such as the number of times a harness asked before.
+            *labels: give equal chats different draws, such as the number of earlier calls.
 
         Raises:
             ArgumentError: the chat does not end with a user's message, or the model has no room for it.
@@ -129,7 +129,7 @@ class StrategyModel:
         return answer
 
     def costs(self) -> dict[str, Any]:
-        """Returns the settings, and what all questions so far cost.
+        """Returns the settings, and the cost of all questions so far.
 
         Returns:
             ``strategy engine extract seed``; ``requests`` and how many were ``unanswered``; ``replayed`` calls of the

@@ -1,6 +1,6 @@
 """Measures decoding rules on tasks where the model is never wrong: valid texts, their distribution, and the cost.
 
-Every error here is the rule's own. Every forward counts, also those that only check.
+Every error here is the rule's own. Every forward counts, including those that only check.
 """
 
 from __future__ import annotations

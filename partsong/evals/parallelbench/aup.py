@@ -18,7 +18,7 @@ __all__ = ["CUT", "PENALTY", "aup", "aup_board", "aup_weight"]
 
 #: A point this many percentage points below the least parallel one is left out.
 CUT = 5.0
-#: How fast the weight falls with the relative loss of accuracy.
+#: Rate at which the weight falls with the relative loss of accuracy.
 PENALTY = 3.0
 
 #: Tokens per forward and accuracy in percent.

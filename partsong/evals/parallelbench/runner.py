@@ -1,4 +1,4 @@
-"""Asks a language model the tasks, and measures accuracy, tokens per forward and certificate."""
+"""Runs the tasks on a language model, and measures accuracy, tokens per forward and certificate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCORES = ("score", "score_strict", "items")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchRun:
-    """Holds what was measured of one task.
+    """Holds the measurements of one task.
 
     Attributes:
         row: as `run` returns it.
@@ -103,7 +103,7 @@ def ask(
         **options: further arguments of `decode`.
 
     Returns:
-        What was measured.
+        The measurements.
 
     Raises:
         ArgumentError: there is no such task or language, a number is out of range, or `decode` refuses an argument.
@@ -154,7 +154,7 @@ def _ids(problem: BenchProblem, tokenizer: Any) -> list[int]:
 def _sample(problem: BenchProblem, tokens: list[int], tally: Any, tokenizer: Any) -> dict[str, Any]:
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     if problem.language == "chat" and not getattr(tokenizer, "chat_template", None):
-        # A model without a chat template does not stop after its answer but goes on with another question.
+        # A model without a chat template does not stop after its answer but continues with another question.
         text = text.strip().partition("\n\n")[0].partition("\nQuestion:")[0]
     return {
         "task": problem.task,

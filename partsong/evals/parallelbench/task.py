@@ -70,7 +70,7 @@ class BenchProblem:
         number: which of the seed's problems it is.
         size: one of the task's.
         language: of the question.
-        facts: what the question was made from; empty in "lists", where the question says it all.
+        facts: the data of the question; empty in "lists", where the question contains it.
         question: as the model reads it.
         answer: one valid answer, written as the question asks.
         example: another question of the task with a valid answer; None in "lists".

@@ -41,7 +41,7 @@ _CODE = "Complete this Python function. Answer with the whole function in one fe
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Says where the data of a benchmark is and what its lines hold."""
+    """Describes where the data of a benchmark is and the content of its lines."""
 
     package: str
     file: str

@@ -1,4 +1,4 @@
-"""Runs what ``partsong eval reasoning`` asks for; strategies that need only samples share one pool of them."""
+"""Runs the job of ``partsong eval reasoning``; methods that need only samples share one pool of them."""
 
 from __future__ import annotations
 

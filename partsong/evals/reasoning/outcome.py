@@ -27,7 +27,7 @@ class Outcome:
     Attributes:
         task: of the problem.
         number: of the problem.
-        asked: digest of the question, because problems that were drawn with other knobs can have the same name.
+        asked: digest of the question, since problems drawn with other knobs can have the same name.
         strategy: as its text names it.
         answer: None if the strategy found none.
         right: whether the problem's check accepts the answer.
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def outcome_of(problem: Problem, strategy: str, answer: Answer, right: bool) -> Outcome:
-    """Makes an outcome from what a strategy returned."""
+    """Makes an outcome from a method's answer."""
     return Outcome(
         task=problem.task,
         number=problem.number,

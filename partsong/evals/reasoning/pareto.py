@@ -129,7 +129,7 @@ def _chart(rows: Sequence[Mapping[str, Any]], cost: str, words: str) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Returns round numbers between two powers of ten: 1, 2 and 5 of each, or powers alone over a long range."""
+    """Returns round numbers between two powers of ten: 1, 2 and 5 of each, or only powers over a long range."""
     steps = (1, 2, 5) if high - low < 2.5 else (1,)
     powers = range(math.floor(low), math.ceil(high) + 1)
     return [step * 10.0**power for power in powers for step in steps if low <= math.log10(step * 10.0**power) <= high]

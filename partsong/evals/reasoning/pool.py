@@ -3,8 +3,8 @@
 A strategy that only draws samples of the plain question runs on `PoolEngine` unchanged and needs no new token. One pool
 therefore gives the accuracy of all such strategies on the same samples, so that they can be compared in pairs.
 
-The pool is a file of JSON lines. The first line says what all samples have in common, then comes a line per problem and
-per sample. A sample that a killed run left incomplete is dropped and drawn again.
+The pool is a file of JSON lines. The first line holds the common settings of all samples, then comes a line per problem
+and per sample. A sample that a killed run left incomplete is dropped and drawn again.
 """
 
 from __future__ import annotations

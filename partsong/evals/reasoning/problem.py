@@ -28,7 +28,7 @@ class Problem:
         gold: a right answer, as `extract` would find it; there may be others.
         check: judges answers.
         extract: finds the answer in a text.
-        facts: what the question was made from, such as the numbers of a countdown.
+        facts: the data of the question, such as the numbers of a countdown.
     """
 
     task: str

@@ -1,6 +1,6 @@
-"""Computes from a table of samples what strategies would have answered and what they would have cost.
+"""Computes from a table of samples the answers and costs of thinking methods.
 
-Each function is the twin of a strategy of `partsong.reasoning.strategies`. For every problem it gives the same answer,
+Each function mirrors a method of `partsong.reasoning.strategies`. For every problem it gives the same answer,
 tokens and critical path as that strategy gives on `PoolEngine`, but it takes milliseconds for a thousand problems.
 Early stops follow the order in which samples would end.
 
@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StrategyResult:
-    """Says what a strategy did with each problem.
+    """Holds the results of a method for each problem.
 
     Attributes:
         vote: number of the answer, as in `ScoreTable`; -1 is no answer.
@@ -77,7 +77,7 @@ def single(table: ScoreTable) -> StrategyResult:
 
 
 def self_consistency(table: ScoreTable, num: Count = 8, early_stop: bool = True) -> StrategyResult:
-    """Takes the majority; with `early_stop`, samples that are under way when it is decided are cancelled."""
+    """Takes the majority; with `early_stop`, samples still running when it is decided are cancelled."""
     table = _first(table, num)
     vote = _majority(table.votes, np.ones(table.votes.shape))
     if not early_stop:

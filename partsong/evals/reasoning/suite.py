@@ -7,7 +7,7 @@ unfinished problem in the journal. Called again with both, it repeats neither.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,14 +27,12 @@ from partsong.reasoning.calls.engine import Engine
 from partsong.reasoning.calls.journal import Journal
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.calls.virtual_time import VirtualLoop
-from partsong.reasoning.strategies.registry import parse_thinking
+from partsong.reasoning.strategies.registry import ThinkingMethod, parse_thinking
 from partsong.reasoning.strategies.single import single
 from partsong.zoo import knobs_for
 
-__all__ = ["Strategy", "evaluate", "greedy", "read_strategies", "reasoning_suite"]
+__all__ = ["evaluate", "greedy", "read_strategies", "reasoning_suite"]
 
-#: A function ``strategy(run, question, *, extract, parameters)``.
-Strategy = Callable[..., Coroutine[Any, Any, Answer]]
 #: One engine for all problems, or a function that makes one for each.
 Engines = Engine | Callable[[Problem], Engine]
 
@@ -45,7 +43,7 @@ async def greedy(run: Run, question: str, *, extract: Extract, parameters: Param
     return await single(run, question, extract=extract, parameters=cold)
 
 
-def read_strategies(texts: Sequence[str], model: Any = None) -> dict[str, Strategy]:
+def read_strategies(texts: Sequence[str], model: Any = None) -> dict[str, ThinkingMethod]:
     """Reads strategies as command lines name them, and checks all of them before the first is run.
 
     Args:
@@ -58,7 +56,7 @@ def read_strategies(texts: Sequence[str], model: Any = None) -> dict[str, Strate
     >>> list(read_strategies(["greedy", "pdr:schedule=4-1"]))
     ['greedy', 'pdr:schedule=4-1']
     """
-    strategies: dict[str, Strategy] = {}
+    strategies: dict[str, ThinkingMethod] = {}
     for text in dict.fromkeys(texts):
         if text == "greedy":
             strategies[text] = greedy
@@ -73,7 +71,7 @@ def read_strategies(texts: Sequence[str], model: Any = None) -> dict[str, Strate
 
 async def evaluate(
     problems: Sequence[Problem],
-    strategies: Mapping[str, Strategy],
+    strategies: Mapping[str, ThinkingMethod],
     engine: Engines,
     *,
     seed: int = 0,
@@ -87,7 +85,7 @@ async def evaluate(
 ) -> list[Outcome]:
     """Answers every problem with every strategy.
 
-    All strategies get the same seed for a problem, so those that draw samples of the plain question draw the same
+    All methods get the same seed for a problem, so those that draw samples of the plain question draw the same
     ones.
 
     Args:
@@ -98,7 +96,7 @@ async def evaluate(
         parameters: given to every strategy; None leaves each its own.
         journal: keeps the calls of unfinished problems.
         outcomes: file that keeps finished problems; those it holds are not answered again.
-        budget: of one problem with one strategy; when it is exceeded, the strategy ends with what it has.
+        budget: of one problem with one strategy; when it is exceeded, the method ends with its results so far.
         concurrency: at most this many calls of a problem at the same time.
         together: at most this many problems at the same time. Their times overlap, so ``seconds`` then means less.
         on_outcome: called with every new outcome, for progress bars.
@@ -137,7 +135,7 @@ async def evaluate(
 class _Work:
     """Holds what all problems share."""
 
-    strategies: Mapping[str, Strategy]
+    strategies: Mapping[str, ThinkingMethod]
     engine: Engines
     seed: int
     parameters: Parameters | None
@@ -169,7 +167,7 @@ async def _judge(problem: Problem, answer: str | None) -> bool:
     return await asyncio.to_thread(problem.check, answer)
 
 
-def _check(problems: Sequence[Problem], strategies: Mapping[str, Strategy], together: int) -> None:
+def _check(problems: Sequence[Problem], strategies: Mapping[str, ThinkingMethod], together: int) -> None:
     if not problems or not strategies:
         raise ArgumentError(f"{len(problems)} problems and {len(strategies)} strategies; give at least one of each")
     names = [problem.name for problem in problems]
@@ -179,7 +177,7 @@ def _check(problems: Sequence[Problem], strategies: Mapping[str, Strategy], toge
 
 
 async def reasoning_suite(
-    problems: Sequence[Problem], strategies: Mapping[str, Strategy], engine: Engines, **options: Any
+    problems: Sequence[Problem], strategies: Mapping[str, ThinkingMethod], engine: Engines, **options: Any
 ) -> dict[str, list[dict[str, Any]]]:
     """Runs `evaluate` and sums up the outcomes.
 

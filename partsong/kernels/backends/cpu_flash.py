@@ -57,7 +57,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
         return out, lse.contiguous()
     out, lse = _OP.default(q, k, v, attn_mask=bias, scale=scale)
     lse = lse.contiguous()
-    # Exactly 0.0 is what an empty row gets and hardly any other, so the mask is rarely read a second time.
+    # An empty row gets exactly 0.0 and hardly any other row does, so the mask is rarely read a second time.
     suspect = lse == 0.0
     if bool(suspect.any()):
         lse = lse.masked_fill(suspect & (bias.amax(dim=-1) == -math.inf), -math.inf)

@@ -89,7 +89,7 @@ class CudaKernel:
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]:
         """Calls the operator: out and the log-sum-exp in the operator's own shape."""
-        # After the bias comes whether the log-sum-exp is wanted, which the operator without a bias always gives.
+        # The argument after the bias requests the log-sum-exp, which the operator without a bias always returns.
         given = (bias, True) if self.takes_bias else ()
         return getattr(torch.ops.aten, self.operator)(q, k, v, *given, is_causal=causal, scale=scale)[:2]
 

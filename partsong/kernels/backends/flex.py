@@ -187,7 +187,7 @@ def _block_mask(mask: Mask, segment: Segment, q: Tensor) -> Any:
         shape = (1, segment.length)
         key = torch.full(shape, segment.stream, device=q.device) if mask.key is None else _rows(mask.key, q)
         shared = key == SHARED
-        # A shared key's interval holds every id, also that of a query in no stream, which sees the shared keys alone.
+        # A shared key's interval holds every id, also that of a query in no stream, which sees only the shared keys.
         every = torch.iinfo(torch.int64)
         enter, leave = torch.where(shared, every.min, key), torch.where(shared, every.max, key + 1)
         interval = (_rows(mask.query, q), enter, leave)
@@ -204,9 +204,9 @@ def _by_position(
 ) -> Any:
     """Builds the block mask of a kind that is all numbers, and keeps it for the other layers of a model.
 
-    Masks with ids are worked out anew: their tensors may have changed in place.
+    Masks with ids are computed again: their tensors may have changed in place.
     """
-    with torch.inference_mode(False):  # what is kept must serve calls outside of inference mode too
+    with torch.inference_mode(False):  # the cached mask must serve calls outside of inference mode too
         order = _positions(mask.offset, position, num_queries, num_keys, device)
         if isinstance(mask, BlockCausal):
             order = (order[0] // mask.block, order[1] // mask.block)

@@ -14,7 +14,8 @@ from partsong.kernels.call import Call, compute_dtype
 
 __all__ = ["run", "supports", "usable"]
 
-#: Most logits held at once; longer queries are worked off in slices, so a fall-back is slow rather than out of memory.
+#: Most logits held at once; longer queries are processed in slices, so a fall-back is slow instead of running out of
+#: memory.
 MAX_LOGITS = 1 << 27
 
 
@@ -57,7 +58,7 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor
 
 
 def _rows(call: Call, here: slice) -> Tensor | None:
-    """Returns what is added to the logits of some of the queries."""
+    """Returns the bias of the logits of some of the queries."""
     if call.mask is not None:  # the square causal one
         keys = torch.arange(call.num_keys, device=call.q.device)
         hidden = keys[None, :] > keys[here][:, None]

@@ -83,7 +83,7 @@ def supports(call: Call) -> tuple[bool, str]:
 
 
 def fits_copy_engine(segments: Sequence[Segment]) -> bool:
-    """Whether the copy engine can read these keys and values: from sm_90 on, rows aligned, apart and contiguous."""
+    """Says whether the copy engine can read these keys and values: sm_90 and later, aligned separate rows."""
     tensors = [x for segment in segments for x in (segment.k, segment.v)]
     # A descriptor cannot say that rows overlap, as those of an expanded dim do.
     rows = all(x.stride(3) == 1 and x.stride(2) >= x.shape[3] for x in tensors)
@@ -139,7 +139,7 @@ def config_for(call: Call) -> Config:
 
 
 def num_splits(call: Call, config: Config) -> int:
-    """Says into how many parts to cut the keys, so that few queries fill the GPU; 1 where the rows alone do."""
+    """Returns into how many parts to cut the keys, so that few queries fill the GPU; 1 where the rows suffice."""
     q, key_heads = call.q, call.k.shape[1]
     rows = q.shape[2] * (q.shape[1] // key_heads)
     programs = -(-rows // config.block_m) * q.shape[0] * key_heads
@@ -192,7 +192,7 @@ def _launch(call: Call, q: Tensor, config: Config, splits: int, out: Tensor, lse
 
 
 def _make_room_for_descriptors(device: torch.device) -> None:
-    """Tells Triton, for the rest of this context, where kernels find memory for descriptors."""
+    """Gives Triton an allocator of memory for descriptors, for the rest of this context."""
     triton: Any = importlib.import_module("triton")
 
     def allocate(size: int, alignment: int, stream: int | None) -> Tensor:

@@ -190,7 +190,8 @@ def attention_kernel(
             v_head = v_base + wide_batch * stride_vb + head.to(tl.int64) * stride_vh
             length, position, stream, logit = num_keys, 0, -1, 0.0
         if TMA:
-            # One descriptor per tensor, made here: the host cannot make those of segments it only knows by a table.
+            # One descriptor per tensor, made here: the host cannot make those of segments that it knows only by a
+            # table.
             k_head = tl.make_tensor_descriptor(k_head, [length, WIDTH], [k_step, 1], [BLOCK_N, BLOCK_D])
             v_head = tl.make_tensor_descriptor(v_head, [length, WIDTH], [v_step, 1], [BLOCK_N, BLOCK_D])
         tiles = tl.cdiv(length, BLOCK_N)

@@ -1,7 +1,7 @@
-"""Guesses at the next tokens of texts, and their verification: a text stays that of plain decoding and comes sooner.
+"""Guesses the next tokens of texts and verifies them: the text equals that of plain decoding and comes sooner.
 
-What needs no model stands here, for every loop that decodes: trees of guesses, the rules that verify them, when they
-pay, and drafters that read the text alone.
+The parts here need no model and serve every decoding loop: trees of guesses, the rules that verify them, when they pay
+off, and drafters that read only the text.
 """
 
 from partsong.kernels.speculation.draft import DraftTree

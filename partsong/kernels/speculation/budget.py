@@ -1,4 +1,4 @@
-"""Decides how many guesses a step verifies: the likeliest of all texts first, as many as are worth their cost."""
+"""Decides how many guesses a step verifies: the likeliest of all texts first, as many as pay off."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def within_budget(drafts: Sequence[DraftTree], costs: Sequence[float], ends: Col
 
     Args:
         drafts: a draft for every text, with the chances of its guesses.
-        costs: what a step over 1, 2, ... tokens costs. No step has more tokens, unless there are more texts.
-        ends: tokens that end a text; what is guessed after one is not verified.
+        costs: costs of steps over 1, 2, ... tokens. No step has more tokens, unless there are more texts.
+        ends: tokens that end a text; guesses after one are not verified.
 
     Returns:
-        For every text the part of its draft that is worth verifying.
+        For every text the part of its draft that pays off.
 
     >>> draft = DraftTree.chain([5, 6, 7], [0.9, 0.5, 0.01])
     >>> within_budget([draft], [1.0, 1.1, 1.2, 1.3])[0].tokens
@@ -55,19 +55,19 @@ def with_masks(
     gain: float,
     ends: Collection[int] = (),
 ) -> list[DraftTree]:
-    """Puts masks behind the nodes where texts are likeliest to go on, as far as they bring tokens sooner.
+    """Adds masks after the nodes where texts are likeliest to continue, as far as they save time.
 
-    The masks behind the last node that is right give the next step its guesses. So masks behind a node are worth the
-    tokens that guesses bring, times the chance that the node is the last one. Arguments and costs are those of
+    The masks after the last right node give the next step its guesses. So masks after a node are worth the tokens
+    gained by guesses, times the chance that the node is the last right one. Arguments and costs are those of
     `within_budget`.
 
     Args:
         drafts: the drafts that are verified.
-        costs: what a step over 1, 2, ... tokens and masks costs.
+        costs: costs of steps over 1, 2, ... tokens and masks.
         rooms: how many guesses each text has room for.
-        masks: how many masks stand behind a node; fewer where the text has no room for the tokens they look for.
+        masks: how many masks follow a node; fewer where the text has no room for the tokens they predict.
         gain: how many tokens more a step is expected to give if it has guesses.
-        ends: tokens that end a text; there are no masks behind them.
+        ends: tokens that end a text; there are no masks after them.
 
     Returns:
         The drafts with masks.

@@ -1,4 +1,4 @@
-"""Says what a step over several tokens costs, so that a draft is as long as it pays and no longer."""
+"""Estimates the cost of a step over several tokens, so that a draft is only as long as it pays off."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partsong.errors import ArgumentError
 
 __all__ = ["costs_by_tokens", "usual_costs"]
 
-#: Seconds of a step over some tokens by those of a step over one, by what the processor can do: a model of 135 million
+#: Time of a step over some tokens relative to one token, by features of the processor: a model of 135 million
 #: weights in float32 on one core, read from memory in every step (benchmarks/speculation/speculation.py --costs).
 _READING = {
     "AVX512": {1: 1.0, 4: 1.02, 8: 1.2, 16: 1.46, 25: 2.05, 64: 4.1},
@@ -21,7 +21,7 @@ _READING = {
 _UNPACKED = {1: 1.0, 2: 1.3, 4: 1.95, 8: 2.7, 16: 3.4, 25: 4.4}
 #: The same with weights of 8 or 4 bits, whose products take nearly as long for each row.
 _ROUNDED = {1: 1.0, 2: 1.16, 4: 1.35, 8: 2.0, 16: 3.3, 25: 5.0}
-#: The same where a step's time is not that of its products: GPUs.
+#: The same where products do not dominate a step's time: GPUs.
 _FLAT = {1: 1.0, 16: 1.1, 64: 1.4}
 #: The same for models of one to two million weights on one core.
 _LIGHT = {1: 1.0, 2: 1.07, 9: 1.1, 17: 1.18, 25: 1.28, 33: 1.37, 49: 1.55, 64: 1.7}
@@ -32,7 +32,7 @@ _SMALL = 20_000_000
 def usual_costs(
     num_weights: int, processor: str | None, weights: Literal["packed", "plain", "rounded"] = "packed"
 ) -> Mapping[int, float]:
-    """Returns measured costs of steps: number of tokens -> seconds by those of one token.
+    """Returns measured costs of steps: number of tokens -> time relative to one token.
 
     Args:
         num_weights: the model's size.
@@ -52,10 +52,10 @@ def usual_costs(
 
 
 def costs_by_tokens(known: Mapping[int, float]) -> tuple[float, ...]:
-    """Returns what a step over 1, 2, ... tokens costs, on straight lines between numbers of tokens that are known.
+    """Returns the costs of steps over 1, 2, ... tokens, interpolated linearly between known ones.
 
     Args:
-        known: number of tokens -> cost; the costs of 1 token and of no fewer tokens than any step shall have.
+        known: number of tokens -> cost; with the cost of 1 token and of at least the largest step.
 
     Raises:
         ArgumentError: there is no cost of 1 token, or a cost is not above 0.

@@ -14,15 +14,15 @@ __all__ = ["DraftTree"]
 class DraftTree:
     """Holds a tree of guessed tokens under the last token of a text.
 
-    Node 0 is that last token; node i guesses ``tokens[i - 1]`` after the path to its parent. Masks may stand behind a
-    node: rows of the same forward that sees what the model makes of the places after it, whatever stands there. What a
-    step feeds of a text are its nodes and then all masks, those of node 0 first.
+    Node 0 is that last token; node i guesses ``tokens[i - 1]`` after the path to its parent. Masks may follow a
+    node: further rows of the forward that show the model's predictions for the positions after it. A step feeds the
+    nodes of a text and then all masks, those of node 0 first.
 
     Attributes:
         tokens: a token for each node after the first.
         parents: the node before each of them; it comes earlier, and its children differ.
-        chances: how likely each guess is if its parent is right, in [0, 1]; empty where nobody knows.
-        masks: how many masks stand behind each node, node 0 included; empty for none. Each mask follows the one before.
+        chances: how likely each guess is if its parent is right, in [0, 1]; empty if unknown.
+        masks: how many masks follow each node, node 0 included; empty for none. Each mask follows the one before.
         depths: how many tokens after the last one each node lies, node 0 included.
 
     Raises:
@@ -117,13 +117,13 @@ class DraftTree:
         return tuple(rows)
 
     def masks_after(self, node: int) -> slice:
-        """Says which of the rows that are fed are the masks behind a node."""
+        """Returns the fed rows that are the masks after a node."""
         begin = 1 + len(self.tokens) + sum(self.masks[:node])
         return slice(begin, begin + (self.masks[node] if self.masks else 0))
 
     @property
     def known_chances(self) -> tuple[float, ...]:
-        """Returns the chance of every guess, 1 where nobody knows."""
+        """Returns the chance of every guess, 1 where unknown."""
         return self.chances or (1.0,) * len(self.tokens)
 
     @property
@@ -132,11 +132,11 @@ class DraftTree:
         return self.parents == tuple(range(len(self.tokens)))
 
     def child(self, node: int, token: int) -> int | None:
-        """Returns the node that guesses a token after a node; None where nobody guessed it."""
+        """Returns the node that guesses a token after a node; None if there is no such guess."""
         return self._children.get((node, token))
 
     def ancestors(self, node: int) -> list[int]:
-        """Lists the nodes on the way to a node, node 0 first and the node itself last."""
+        """Lists the nodes on the path to a node, node 0 first and the node itself last."""
         path = [node]
         while path[-1]:
             path.append(self.parents[path[-1] - 1])

@@ -1,4 +1,4 @@
-"""Says what a drafter is: something that guesses the next tokens of texts, and sees what the model made of it."""
+"""Defines drafters: they guess the next tokens of texts, and see the result of the verification."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DraftText:
     """Holds a text that is being written.
 
     Attributes:
-        tokens: the tokens of the prompt and of the answer so far. Threads of a prompt stand one after the other.
+        tokens: the tokens of the prompt and of the answer so far. Threads of a prompt follow one another.
         draw: how the next token is drawn. A drafter that draws with the same noise is right more often.
         plain: whether the tokens are one text, at positions 0, 1, 2, ..., as another model can read them.
     """
@@ -32,11 +32,11 @@ class DraftText:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Holds what came of a draft.
+    """Holds the outcome of a draft.
 
     Attributes:
-        draft: what was verified, guesses of other drafters included.
-        match: what was kept, and the model's own token at every node.
+        draft: the verified draft, with guesses of other drafters.
+        match: the accepted nodes, and the model's own token at every node.
         hidden: the model's states at every node and mask, `[draft.num_rows, layers, hidden size]`, for a drafter that
             asked.
     """
@@ -50,12 +50,12 @@ class Observation:
 class Drafter(Protocol):
     """Guesses the next tokens of texts.
 
-    Whatever it guesses, the text stays that of plain decoding; only how soon it comes depends on the guesses.
+    The text is that of plain decoding for any guesses; only its speed depends on them.
     """
 
-    #: The layers whose states it wants to see; 0 is the embedding, -1 what the head reads.
+    #: The layers whose states it needs; 0 is the embedding, -1 the input of the head.
     layers: tuple[int, ...]
-    #: How many masks it wants behind a token, whose states it then sees (see `DraftTree`). The model must know them.
+    #: How many masks it needs after a token, whose states it then sees (see `DraftTree`). The model must support them.
     masks: int
 
     def propose(self, texts: Sequence[DraftText], rooms: Sequence[int]) -> list[DraftTree]:
@@ -63,14 +63,14 @@ class Drafter(Protocol):
         ...
 
     def observe(self, text: DraftText, seen: Observation) -> None:
-        """Sees what came of a step; the text holds the new tokens already. A text's first step shows an empty draft.
+        """Learns from a step's outcome; the text holds the new tokens already. A text's first step has an empty draft.
 
         With masks there is a step before it, which read the prompt and gave the first token.
         """
         ...
 
     def forget(self, text: DraftText) -> None:
-        """Drops what it knows of a text that has ended."""
+        """Forgets a text that has ended."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Guesses by Jacobi iteration: what the model drew after wrong guesses is its guess for the next step.
+"""Guesses by Jacobi iteration: the model's draws after wrong guesses are the guesses for the next step.
 
 A step verifies a window of guesses and draws a token after each of them, also past the first wrong one. These draws,
 moved on by what was kept, are the next window. With the row's own noise they are the iterates of a fixed point that is
@@ -52,8 +52,8 @@ class _Iterate:
     """Holds the state of one text.
 
     Attributes:
-        tail: what the model drew for the next places in the last step.
-        guessed: what was proposed last.
+        tail: the model's draws for the next positions in the last step.
+        guessed: the last proposal.
         pool: token -> what followed it in earlier tails, the latest last.
         rates: how often guesses were right, by depth from 1 on.
     """

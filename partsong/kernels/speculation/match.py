@@ -24,7 +24,7 @@ Process = Callable[[Sequence[int], Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Holds what a verified draft came to.
+    """Holds the result of a verified draft.
 
     Attributes:
         tokens: the next tokens of the text, at least one. All but the last were guessed.
@@ -64,7 +64,7 @@ def match(
 
 
 def node_draws(draft: DraftTree, own: TokenDraw) -> list[TokenDraw]:
-    """Returns how the token after every node is drawn, given how the one after node 0 is."""
+    """Returns the settings of the draw after every node, given those after node 0."""
     return [own if depth == 0 else replace(own, place=own.place + depth) for depth in draft.depths]
 
 

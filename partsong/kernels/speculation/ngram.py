@@ -1,4 +1,4 @@
-"""Guesses that a text goes on as it did after the same tokens earlier: code, edits and quotations do.
+"""Guesses that a text continues as it did after the same tokens earlier, as code, edits and quotations do.
 
 Sources: prompt lookup decoding (Saxena 2023, in transformers) and LLMA (arXiv 2304.04487). Here the latest and the
 most frequent continuation are followed, and how long a match must be to be worth a guess is learned as the text grows.
@@ -49,7 +49,7 @@ class Ngram(Knobs):
 
 @dataclass(slots=True)
 class _Index:
-    """Knows what followed each run of tokens of a text, and how far it has read.
+    """Remembers what followed each run of tokens of a text, and how far it has read.
 
     Attributes:
         after: run of tokens -> next token -> (how often, where it stood last).
@@ -127,14 +127,14 @@ class NgramDrafter:
         guesses, chances = list[int](), list[float]()
         for depth in range(length):
             here = place + depth
-            # A guess that reaches the end of the text goes on with itself: the text is taken to repeat.
+            # A guess that reaches the end of the text continues with itself: the text is assumed to repeat.
             guesses.append(tokens[here] if here < len(tokens) else guesses[here - len(tokens)])
             chances.append(index.rates[_kind(match + depth)])
         return DraftTree.chain(guesses, chances)
 
 
 def _match_length(tokens: list[int], place: int, end: int) -> int:
-    """Counts how many tokens before two places are equal, up to the longest that is told apart."""
+    """Counts how many tokens before two places are equal, up to the longest that is distinguished."""
     length = 0
     while length < min(_LONGEST_MATCH, place) and tokens[place - 1 - length] == tokens[end - 1 - length]:
         length += 1

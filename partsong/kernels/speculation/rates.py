@@ -11,7 +11,7 @@ class Rates:
     """Keeps a moving share of right guesses for each kind of guess.
 
     Args:
-        prior: the share of a kind of which nothing was seen.
+        prior: the share of a kind without observations.
         weight: how many guesses the prior counts for.
         memory: how much a guess still counts after the next one.
 
@@ -36,6 +36,6 @@ class Rates:
         self._seen[kind] = (right * self._memory + is_right, count * self._memory + 1)
 
     def rest(self, pull: float = 0.02) -> None:
-        """Moves all shares a little towards their prior, so that a kind nobody tries any more is tried again."""
+        """Moves all shares a little towards their prior, so that an abandoned kind is tried again."""
         for kind, (right, count) in self._seen.items():
             self._seen[kind] = (right + pull * (self._prior[kind] * count - right), count)

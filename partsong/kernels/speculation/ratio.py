@@ -108,7 +108,7 @@ def accept_one_of(target: Tensor, draft: Tensor, tokens: Sequence[int], uniforms
 
 
 def _residual(target: Tensor, draft: Tensor) -> Tensor:
-    """Returns what the model has more than the drafter, as a distribution; the model's own where that is nothing."""
+    """Returns the model's excess over the drafter as a distribution; the model's own if there is none."""
     excess = (target - draft).clamp(min=0)
     mass = excess.sum()
     return excess / mass if float(mass) > 0 else target

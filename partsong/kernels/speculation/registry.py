@@ -1,4 +1,4 @@
-"""Lists the drafters that need no model, by name, and reads which ones a user asks for."""
+"""Lists the drafters that need no model, by name, and reads a user's choice of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL_FREE = by_name((Ngram, Jacobi))
 def drafters_of(
     asked: DrafterKnobs | str | Iterable[DrafterKnobs | str] | None, known: Mapping[str, Any] = MODEL_FREE
 ) -> tuple[DrafterKnobs, ...]:
-    """Reads which drafters a user asks for.
+    """Reads a user's choice of drafters.
 
     Args:
         asked: knobs, or texts ``NAME[:key=value,...]``; one or several, or None.

@@ -1,4 +1,4 @@
-"""Lets several drafters guess for all texts of a step, and shows them what came of it."""
+"""Lets several drafters guess for all texts of a step, and shows them the outcome."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Speculator:
     """Makes the drafts of a step for texts that come and go; each has a key of the caller's.
 
     Attributes:
-        drafters: who guesses. Their guesses become one tree; without drafters there are none.
-        costs: what a step over 1, 2, ... tokens costs; no step has more of them, unless there are more texts.
+        drafters: the drafters, whose guesses become one tree; without drafters there are none.
+        costs: costs of steps over 1, 2, ... tokens; no step has more of them, unless there are more texts.
         ends: tokens that end a text.
     """
 
@@ -33,7 +33,7 @@ class Speculator:
     costs: tuple[float, ...] = (1.0,)
     ends: frozenset[int] = frozenset()
     _texts: dict[Hashable, DraftText] = field(init=False, default_factory=dict)
-    #: How many tokens more a step gives on average where masks stood behind the last token of the step before.
+    #: Average gain in tokens of a step when masks followed the last token of the previous step.
     _gain: float = field(init=False, default=_GAIN)
 
     @property
@@ -43,7 +43,7 @@ class Speculator:
 
     @property
     def masks(self) -> int:
-        """Returns how many masks drafters want behind a token."""
+        """Returns how many masks drafters need after a token."""
         return max((drafter.masks for drafter in self.drafters), default=0)
 
     def join(self, key: Hashable, text: DraftText, ahead: Tensor | None = None) -> None:
@@ -51,7 +51,7 @@ class Speculator:
 
         Args:
             key: the caller's.
-            text: the text; with masks behind its prompt, its first token is there.
+            text: the text; with masks after its prompt, it includes the first token.
             ahead: states of the prompt's last token and of the masks, `[1 + masks, layers, hidden size]`.
         """
         if not self.drafters:
@@ -62,19 +62,19 @@ class Speculator:
             self._show(text, DraftTree(masks=(len(ahead) - 1,)), seen, ahead)
 
     def leave(self, key: Hashable) -> None:
-        """Lets a text go."""
+        """Forgets a text."""
         text = self._texts.pop(key, None)
         if text is not None:
             for drafter in self.drafters:
                 drafter.forget(text)
 
     def reset(self) -> None:
-        """Lets all texts go."""
+        """Forgets all texts."""
         for key in list(self._texts):
             self.leave(key)
 
     def propose(self, keys: Sequence[Hashable], rooms: Sequence[int]) -> list[DraftTree]:
-        """Guesses what follows each text, at most `rooms` tokens deep; empty if nothing is worth its cost."""
+        """Guesses what follows each text, at most `rooms` tokens deep; empty if nothing pays off."""
         if not self.drafters:
             return []
         texts = [self._texts[key] for key in keys]
@@ -88,13 +88,13 @@ class Speculator:
     def observe(
         self, key: Hashable, draw: TokenDraw, draft: DraftTree, match: Match, hidden: Tensor | None = None
     ) -> None:
-        """Takes the tokens that a step gave and shows all drafters what came of it.
+        """Takes the tokens of a step and shows all drafters the outcome.
 
         Args:
             key: the text's.
             draw: how its next token is drawn.
-            draft: what was verified.
-            match: what came of it.
+            draft: the verified draft.
+            match: its result.
             hidden: the states of `layers` at every node and mask, `[draft.num_rows, layers, hidden size]`.
         """
         if not self.drafters:

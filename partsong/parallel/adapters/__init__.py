@@ -25,7 +25,7 @@ __all__ = ["ADAPTERS", "Adapter", "Frames", "Split", "adapter_for", "places"]
 
 
 def _read(thing: Any) -> Adapter:
-    """Checks that a plug-in offers a row."""
+    """Checks that a plug-in provides a row."""
     if not isinstance(thing, Adapter):
         raise TypeError(f"{thing!r} is not an Adapter")
     return thing

@@ -1,4 +1,4 @@
-"""Lists transformers that make sound: its moments are the tokens."""
+"""Lists transformers that make sound; their tokens are moments in time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = (
         family="Stable Audio",
         model="StableAudioDiTModel",
         attention={"transformer_blocks.*.attn1": (IMAGE,)},
-        # One token in front of the sound tells of the whole; the model adds and drops it.
+        # One token in front of the sound describes the whole; the model adds and drops it.
         splits={
             "transformer_blocks.0": {"hidden_states": TOKENS},
             "transformer_blocks.*": {"rotary_embedding": Split(dim=0, optional=True), "attention_mask": OPTIONAL},
@@ -29,7 +29,7 @@ ROWS = (
         family="Stable Audio 3",
         model="StableAudio3DiTModel",
         attention={"transformer_blocks.*.self_attn": (IMAGE,)},
-        # Memory tokens stand in front of the sound; what is added to the sound has none for them.
+        # Memory tokens stand in front of the sound; what is added to the sound has no values for them.
         splits={
             "transformer_blocks.0": {"hidden_states": TOKENS},
             "transformer_blocks.*": {
@@ -61,7 +61,7 @@ ROWS = (
             "blocks.0": {"hidden_states": TOKENS},
             "blocks.*": {"mask": OPTIONAL, "rope": Split(dim=0, optional=True)},
         },
-        # What came in is added once more at the end, so that gets all tokens.
+        # The input is added once more at the end, so that module gets all tokens.
         gather={"blocks.-1": TOKENS},
         batched=names("hidden_states encoder_hidden_states encoder_attention_mask timestep attention_mask latent_cond"),
     ),

@@ -1,6 +1,6 @@
 """Lists ControlNets, whose tokens or rows are cut as those of the model they steer.
 
-A row here says where the tokens of the picture and of the hint enter. They do not leave: what a rank computes is its
+A row here says where the tokens of the picture and of the hint enter. They do not leave: a rank computes its
 share of each residual. ControlNets without a row are computed whole on every rank.
 """
 
@@ -54,7 +54,7 @@ ROWS: tuple[_Fitting, ...] = (
         "controlnet_mode encoder_hidden_states pooled_projections guidance",
         fits=lambda net: len(net.transformer_blocks) > 0,
         attention=FLUX_ATTENTION,
-        # The text is cut behind its embedder: a net for several kinds of hints puts a token for the kind in front.
+        # The text is cut after its embedder: a net for several kinds of hints puts a token for the kind in front.
         splits={
             "": {"hidden_states": TOKENS, "img_ids": Split(dim=-2)},
             "controlnet_x_embedder": {"input": TOKENS},
@@ -107,7 +107,7 @@ ROWS: tuple[_Fitting, ...] = (
         splits={"patch_embed": returned(), "transformer_blocks.*": {"height": Split(dim=0)}},
     ),
     # The first half of a UNet. Picture and hint are convolved whole, and what they add up to is cut before the first
-    # block and for the first residual, which is made of it.
+    # block and for the first made from it.
     *(
         _net(
             "ControlNet of UNets",

@@ -1,7 +1,7 @@
 """Infers a row for a plain model that has none: one that embeds, runs self-attending blocks and projects.
 
 Only the picture's tokens are cut; the text stays whole and is read by cross-attention. The structure does not show
-everything, so an inferred row is trusted only after its first call has given what one rank gives.
+everything, so an inferred row is trusted only after its first call has given the result of one rank.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from partsong.parallel.hooks.model_hooks import signature_of
 
 __all__ = ["inferred"]
 
-#: What the argument with the noisy latents is called, and the one with the timestep.
+#: Names of the argument with the noisy latents, and of the one with the timestep.
 _SAMPLES, _TIMES = ("hidden_states", "sample", "x", "latents"), ("timestep", "t", "timesteps")
 #: Names of the layers that turn pictures into tokens `[B, L, C]` in diffusers models.
 _EMBEDDERS = ("pos_embed", "patch_embed", "x_embedder", "img_in", "proj_in")
-#: Names that cross-attention usually has, where a module does not say that it is one.
+#: Usual names of cross-attention, for modules that do not say what they are.
 _CROSS = ("attn2", "cross_attn", "cross_attention")
-#: How the names of text arguments begin.
+#: Prefixes of the names of text arguments.
 _TEXT = ("encoder_", "txt_", "text_", "context", "caption")
 
 
@@ -45,7 +45,7 @@ def inferred(module: nn.Module) -> Adapter:
         raise UnsupportedError("it has no self-attention of diffusers' kinds")
     plan: Mapping[str, Any] | None = getattr(module, "_cp_plan", None)
     model = type(module).__name__
-    # Text that is cut would need a gathered cross-attention; here every rank keeps all of it.
+    # Cut text would need a gathered cross-attention; here every rank keeps all of it.
     keep_text = lambda key: None if str(key).startswith(_TEXT) else IMAGE  # noqa: E731
     splits, gather = read_class_plan(plan, model, keep_text) if plan else _from_structure(module)
     return Adapter(
@@ -62,7 +62,7 @@ def inferred(module: nn.Module) -> Adapter:
 
 
 def _attention_kinds() -> tuple[type, ...]:
-    from diffusers.models.attention import AttentionModuleMixin  # takes seconds, and known rows need neither
+    from diffusers.models.attention import AttentionModuleMixin  # takes seconds, and known rows do not need it
     from diffusers.models.attention_processor import Attention
 
     return Attention, AttentionModuleMixin
@@ -75,7 +75,7 @@ def _is_self_attention(name: str, module: nn.Module) -> bool:
 
 
 def _from_structure(module: nn.Module) -> tuple[Splits, Gather]:
-    """Finds the layer that makes tokens and the one that ends them, by what they are rather than by name."""
+    """Finds the first layer with tokens and the last one by their kinds rather than by name."""
     children = list(module.named_children())
     attending = [place for place, (_, child) in enumerate(children) if _attends(child)]
     before, after = children[: attending[0]], children[attending[-1] + 1 :]
@@ -94,6 +94,6 @@ def _attends(module: nn.Module) -> bool:
 
 
 def _makes_patches(name: str, module: nn.Module) -> bool:
-    """Says whether a layer has a usual name for it, or a convolution whose steps are as wide as its window."""
+    """Says whether a layer has a usual name for this, or a convolution whose stride is its kernel size."""
     convolutions = (child for child in module.modules() if isinstance(child, (nn.Conv1d, nn.Conv2d, nn.Conv3d)))
     return name in _EMBEDDERS or any(conv.stride == conv.kernel_size for conv in convolutions)

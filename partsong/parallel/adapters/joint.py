@@ -135,7 +135,7 @@ ROWS = (
         blocks={"joint_transformer_blocks": TEXT_FIRST, "single_transformer_blocks": ONE},
     ),
     # The two below join each picture with its own text, of any length, inside the model. That sequence is cut as one.
-    # Earlier layers that refine the picture alone are cut by themselves; the few that refine the text stay whole.
+    # Earlier layers that refine only the picture are cut by themselves; the few that refine the text stay whole.
     Adapter(
         family="Lumina2",
         model="Lumina2Transformer2DModel",

@@ -19,7 +19,7 @@ from partsong.parallel.adapters.shared_cuts import (
 
 __all__ = ["ROWS"]
 
-#: What HiDream's blocks read of the language model, layer by layer.
+#: Layers of the language model that HiDream's blocks read.
 _LAYER = "layer"
 _LAYERED = (IMAGE, TEXT, _LAYER, _LAYER)
 _RESIDUALS = "controlnet_block_samples controlnet_single_block_samples"
@@ -40,7 +40,7 @@ ROWS = (
     Adapter(
         family="HunyuanImage",
         model="HunyuanImageTransformer2DModel",
-        # The layers that refine the text alone stay whole, and so does the mask of picture and text.
+        # The layers that refine only the text stay whole, and so does the mask of picture and text.
         attention=HUNYUAN_ATTENTION,
         splits={"rope": rotary(0), "transformer_blocks.0": PAIR},
         gather=PROJECTED,
@@ -134,7 +134,7 @@ ROWS = (
         ),
         layered=("encoder_hidden_states_llama3",),
     ),
-    # Here the text is attended to and does not attend: picture tokens alone pass through the blocks.
+    # Here the text is attended to and does not attend: only picture tokens pass through the blocks.
     Adapter(
         family="PRX",
         model="PRXTransformer2DModel",

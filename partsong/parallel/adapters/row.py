@@ -28,19 +28,18 @@ class Split:
     Attributes:
         dim: the token dimension.
         stream: which token stream it belongs to; all tensors of a stream have the same number of tokens.
-        ndim: cut only tensors with this number of dimensions, or with one of these; those with fewer hold nothing per
-            token. None cuts all.
+        ndim: cut only tensors with this number of dimensions, or with one of several; tensors with fewer have nothing
+            per token. None cuts all.
         output: cut what the module returns instead of what it is given.
         optional: skip when the argument is None or absent.
         folded: the dimension holds the batch and, within each sample, the tokens; each sample is cut by itself.
         leading: a whole number counts the first tokens of the stream, not rows of the token grid; of a tensor only
             those at the front belong to the stream, as many as were cut before, and what follows stays.
-        gathered: the module needs all tokens: what each rank holds is put together before the module gets it.
-        tail: the tensor holds the last tokens of the stream only, for those in front of them have nothing there; a
-            whole number counts them.
+        gathered: the module needs all tokens: the ranks' parts are put together before the module gets them.
+        tail: the tensor holds only the last tokens of the stream; a whole number counts them.
         items: cut, or put together, only these items of a tuple; empty cuts all, and puts the first together.
         ones: a single entry stands for all tokens and is left as it is.
-        present: the tensor `[B, L]` is nonzero at the tokens that a sample really has, which come first. The model
+        present: the tensor `[B, L]` is nonzero at a sample's real tokens, which come first. The model
             attends sample by sample, to these tokens only.
     """
 
@@ -84,7 +83,7 @@ class Factored:
 
 @runtime_checkable
 class Mixing(Protocol):
-    """Describes a module of several models that is called as one of them is."""
+    """Describes a module that holds several models and is called like one of them."""
 
     @property
     def like(self) -> nn.Module:
@@ -102,18 +101,18 @@ class Frames:
 
     Attributes:
         dim: the dimension of the sample that counts frames.
-        argument: the argument that says how many there are, where the sample has one dimension for all tokens.
-        sides: the arguments that say how many rows and columns of tokens a frame has there.
-        patch: the configuration value that says how many of them make one frame of tokens; of several numbers the
-            first counts. None means one.
+        argument: the argument with the number of frames, where the sample has one dimension for all tokens.
+        sides: the arguments with the rows and columns of tokens of a frame, in that case.
+        patch: the configuration value with the number of frames per frame of tokens; of several numbers, the first
+            counts. None means one.
         mixers: class names of the modules that look across frames, where all others take frames as a batch; empty
             where the tokens of all frames are one sequence.
         folded: arguments of the root module whose first dimension is batch x frames.
         numbered: class names of modules whose ``time_proj`` is given the number of every frame, from 0 on.
-        turns: how queries and keys turn with the frame they are of; None where positions along time are not known to
-            be relative.
-        positions: the argument in which a pipeline gives the positions of all frames; None where the model makes them
-            of what it is given.
+        turns: how rotary positions depend on the frame; None where positions along time are not known to be
+            relative.
+        positions: the argument in which a pipeline gives the positions of all frames; None where the model computes
+            them.
     """
 
     dim: int = 2
@@ -143,8 +142,8 @@ class Adapter:
         gathered: path of modules that look across all tokens of the picture outside attention, such as experts that
             choose their tokens -> arguments `[B, L, C]` that they get whole; their output is cut again. Modules there
             without these arguments stay as they are.
-        scaled_by_length: name of the keyword argument of attention that is the base of a logarithm of the number of
-            tokens, by which it scales; None where there is no such.
+        scaled_by_length: name of attention's keyword argument with the base of a logarithm: logits are scaled by this
+            logarithm of the number of tokens. None where they are not.
         seems_cross: attention modules say they are cross-attention, although they attend to their own tokens.
         linear_attention: path of linear self-attention -> class name of the processor whose sum over tokens is known.
         convolutions: paths of convolutions over the token grid, whose border rows come from the neighbours.
@@ -154,12 +153,12 @@ class Adapter:
             configured ``patch_size``.
         rows: the image stays an image and is cut into rows, as in a UNet. The one output split names where it enters,
             `gather` where it leaves, and input splits what is added on the way.
-        splits: path -> argument name, or output index -> `Split`. None reads the class' own ``_cp_plan``.
-        gather: path of modules whose output, of several the first or the item named, is put together again -> how. None
-            as above.
+        splits: path -> argument name or output index -> `Split`. None reads the class' own ``_cp_plan``.
+        gather: path of modules whose output is put together again -> how; of several outputs, the first or the named
+            item. None as above.
         blocks: name of each list of blocks, in order of execution -> the arguments its blocks return anew, in order.
-            Needed only where blocks return more than ``hidden_states``, or where lists with self-attention come before
-            them that prepare the tokens: those are not named.
+            Needed only where blocks return more than ``hidden_states``, or where
+            lists with self-attention that only prepare the tokens come before them: those are not named.
         long_skips: some blocks read what much earlier blocks returned.
         sample: the argument that holds the noisy latents, a tensor or a list with a tensor per picture.
         timestep: the argument that holds the timestep.
@@ -170,22 +169,22 @@ class Adapter:
             values in a cache that the model fills; a dictionary is searched.
         padded: arguments `[B, L, ...]` as long as the longest item of another one -> its name, and the multiple that
             items fill up.
-        trims_text: it cuts the texts of a batch to the longest of them, so a text is shorter in a batch without others.
+        trims_text: it cuts padding down to the longest text of a batch, so a text may be shorter in another batch.
         shared: arguments that all samples share, whatever their first dimension is.
         residuals: arguments that hold tensors, batch first: what a ControlNet adds to the blocks.
         refused: arguments of the root module that no parallel form here handles, with the reason.
-        refused_pipelines: methods by which a pipeline is known that does something to this model with which its input
-            cannot be cut, with the reason.
+        refused_pipelines: methods that identify pipelines which change this model so that its input cannot be cut, with
+            the reason.
         text_inputs: names that belong to the text stream when the splits come from ``_cp_plan``.
         frames: where the frames of a video are; None for pictures.
-        attentions: how often each of its attention modules attends, as differential attention does twice.
+        attentions: how often each of its attention modules attends; twice for differential attention.
         in_sections: pipelines make a video in sections, one after another and each with steps of its own.
-        skips_attention: a call may leave out some of the attentions, as where guidance perturbs them.
+        skips_attention: a call may leave out some attentions, such as those that guidance perturbs.
         repeats_keys: each key/value head is repeated for its group of query heads; one copy is moved.
         factored: which blocks attend within a frame and which along time; None where all blocks attend alike.
         whole: why its input is cut neither into tokens nor into rows; None where it is cut.
         inferred: the row was inferred, so the first call checks it against one rank.
-        mixes: it is several models that are called as one of them is, and takes arguments from that one's row.
+        mixes: it holds several models and is called like one of them; arguments come from that one's row.
     """
 
     family: str
@@ -229,12 +228,12 @@ class Adapter:
 
     @property
     def attends_per_sample(self) -> bool:
-        """Says whether attention is computed sample by sample, each over the tokens that this sample has."""
+        """Says whether attention is computed sample by sample, each over the sample's own tokens."""
         return any(cut.present for entry in (self.splits or {}).values() for cut in entry.values())
 
     @property
     def instead(self) -> str:
-        """Returns what to use where a strategy has no form on this model, as it ends a refusal."""
+        """Returns what to use where a strategy has no form on this model, as the end of a refusal."""
         if self.whole is not None:
             return "use CfgParallel or DataParallel"
         if self.frames is not None and self.frames.mixers:
@@ -243,7 +242,7 @@ class Adapter:
 
     @property
     def gathers_inside(self) -> bool:
-        """Says whether a module between the first and the last needs all tokens, put together."""
+        """Says whether a module between the first and the last block needs all tokens together."""
         return any(cut.gathered for entry in (self.splits or {}).values() for cut in entry.values())
 
     @property
@@ -264,7 +263,7 @@ class Adapter:
         return replace(self, splits=splits, gather=gather)
 
     def mixing(self, inner: Adapter) -> Adapter:
-        """Returns this row of several models with the arguments of one of them."""
+        """Returns this row, which is for several models, with the arguments of one of them."""
         own = {"family": self.family, "model": self.model, "whole": self.whole, "mixes": True}
         return replace(inner, **own, inferred=False, refused_pipelines={})
 
@@ -274,7 +273,7 @@ class Adapter:
 
 
 def places(path: str, modules: Mapping[str, nn.Module], *, optional: bool = False) -> list[str]:
-    """Lists the modules at a path by name; it is empty where the module list at that path is.
+    """Lists the modules at a path by name; empty where the module list at that path is empty.
 
     Args:
         path: names modules from the root.
@@ -307,7 +306,7 @@ def read_class_plan(
     Args:
         plan: the class' ``_cp_plan``.
         model: name of the class.
-        stream_of: gives the token stream of an argument or output; None leaves that one whole.
+        stream_of: returns the token stream of an argument or output; None leaves it whole.
 
     Raises:
         UnsupportedError: an entry of the plan has an unknown form, or the plan gathers nothing.
@@ -328,7 +327,7 @@ def read_class_plan(
 
 
 def _read_cut(cuts: Any, stream: str, where: str) -> Split:
-    """Reads how a plan cuts an argument or output; one that holds several tensors may say it for each."""
+    """Reads how a plan cuts an argument or output; one with several tensors may have an entry for each."""
     first, *others = cuts if isinstance(cuts, (list, tuple)) else (cuts,)
     alike = {(cut.split_dim, cut.expected_dims, cut.split_output) for cut in (first, *others)}
     if len(alike) > 1:

@@ -46,7 +46,7 @@ ROWS = (
     Adapter(
         family="Bria FIBO 2",
         model="BriaFibo2Transformer2DModel",
-        # Picture tokens alone are refined first. The layers that sum up the text stay whole.
+        # Only picture tokens are refined first. The layers that summarise the text stay whole.
         attention={"noise_refiner.*.attention": (IMAGE,), "layers.*.attention": (JOINT,)},
         splits={
             "noise_refiner.0": {"x": TOKENS},

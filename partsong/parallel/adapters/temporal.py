@@ -1,6 +1,6 @@
 """Lists UNets with temporal layers: frames are a batch to everything but a few modules, named here by class.
 
-Those look along time at each position by itself, so the rows of all frames are cut as those of a picture are.
+Those look along time at each position by itself, so the rows of all frames are cut like those of a picture.
 """
 
 from __future__ import annotations

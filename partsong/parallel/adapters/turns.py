@@ -1,7 +1,7 @@
-"""Says how models turn queries and keys with the frame they are of: rotary positions along time, as data.
+"""Describes rotary positions along time as data: how models turn queries and keys by their frame.
 
-All of them turn pairs of neighbouring channels, and by an angle that grows evenly from frame to frame. So a row says
-how fast each pair turns, in one of three forms.
+All models turn pairs of neighbouring channels, by an angle that grows evenly from frame to frame. A row says how fast
+each pair turns, in one of three forms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FrameTurns:
     """Describes rotary positions along time; the base of the three forms.
 
     Attributes:
-        needs: configuration values without which the model has other positions, which are not relative.
+        needs: configuration values without which the model uses other positions, which are not relative.
     """
 
     needs: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
@@ -45,7 +45,7 @@ class FrameTurns:
         """Returns how much faster keys turn in a call with these arguments.
 
         Raises:
-            UnsupportedError: the call says by itself where its tokens are.
+            UnsupportedError: the caller passes the token positions.
         """
         return 1.0
 
@@ -56,9 +56,9 @@ class Falling(FrameTurns):
 
     Attributes:
         channels: the configuration value whose first number is n; None where `others` says it.
-        others: height and width each have so many of every so many channels of a head, and time has the rest.
+        others: (part, whole): height and width each have `part` of every `whole` channels of a head; time has the rest.
         base: the number, or the configuration value that holds it.
-        slowed: the argument whose first number divides all rates.
+        slowed: name of the argument whose first number divides all rates.
     """
 
     channels: str | None = None
@@ -91,7 +91,7 @@ class Learned(FrameTurns):
     """Describes a model that has learned how fast each pair turns.
 
     Attributes:
-        parameter: its name, `[3, H, D / 2]`, for time, height and width.
+        parameter: name of the rates `[3, H, D / 2]` for time, height and width.
     """
 
     parameter: str
@@ -106,12 +106,12 @@ class Woven(FrameTurns):
     """Describes pairs of all heads in one sequence, in which time, height and width take turns.
 
     The k-th of n turns of time goes by ``base ** (k / (n - 1)) * pi`` while a video of `length` passes. A few pairs in
-    front, which are left when the others are shared out, do not turn.
+    front, left over after the others are shared out, do not turn.
 
     Attributes:
         length: frames of that video.
         scale: the argument whose first number is the distance of two frames; without it, frames are `length` apart.
-        refused: the argument in which a call gives the place of every token, which need not be relative.
+        refused: the argument in which a caller passes the position of every token, which need not be relative.
         base: how much faster the last turn is than the first.
     """
 
@@ -134,8 +134,8 @@ class Woven(FrameTurns):
         config: Any = module.config
         if named.get(self.refused) is not None:
             raise UnsupportedError(
-                f"{self.refused} was given, and places of tokens that a call gives are not known to move with the "
-                "frames of a block; use ClipParallel"
+                f"{self.refused} was given, and token positions passed by the caller are not known to move with "
+                "the frames of a block; use ClipParallel"
             )
         scale = named.get(self.scale)
         return 1.0 if scale is None else float(scale[0]) * config["patch_size_t"] / self.length

@@ -1,4 +1,4 @@
-"""Lists transformers whose input stays whole: their samples are shared out, and the branches of guidance."""
+"""Lists transformers whose input stays whole: only samples and guidance branches are shared out."""
 
 from __future__ import annotations
 

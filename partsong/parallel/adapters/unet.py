@@ -68,7 +68,7 @@ ROWS = (
         "AudioLDM 2 UNet",
         "AudioLDM2UNet2DConditionModel",
         f"{_COMMON} attention_mask encoder_hidden_states_1 encoder_attention_mask_1",
-        # Where there is no text to read, the second attention of a block is one to the sound too.
+        # Without a text, the second attention of a block attends to the sound too.
         attention={path.replace("attn1", "attn*"): streams for path, streams in TRANSFORMERS.items()},
         refused=MASK,
     ),

@@ -37,7 +37,7 @@ ROWS = (
             # With a timestep for each frame, the modulation is [B, 6, S, C].
             "blocks.*": {"temb": Split(dim=2, ndim=4, optional=True)},
         },
-        # The last modulation, per token too, is no module's argument and cannot be cut, so it gets all tokens.
+        # The last modulation, also per token, is not a module's argument and cannot be cut, so it gets all tokens.
         gather={"blocks.-1": TOKENS},
         batched=names("hidden_states encoder_hidden_states timestep encoder_hidden_states_image fps"),
         frames=Frames(patch="patch_size", turns=Falling()),
@@ -88,7 +88,7 @@ ROWS = (
     Adapter(
         family="HunyuanVideo",
         model="HunyuanVideoTransformer3DModel",
-        # The few layers that refine the text alone stay whole, and so does the mask of video and text.
+        # The few layers that refine only the text stay whole, and so does the mask of video and text.
         attention=HUNYUAN_ATTENTION,
         splits={
             "rope": rotary(0),
@@ -118,7 +118,7 @@ ROWS = (
         batched=names("hidden_states encoder_hidden_states timestep encoder_attention_mask"),
         frames=Frames(turns=Learned(parameter="pos_frequencies")),
     ),
-    # The tokens of every frame are cut alike, so a rank has the same places in all frames and all times of these.
+    # The tokens of every frame are cut alike, so a rank has the same positions in all frames, at all times.
     Adapter(
         family="Latte",
         model="LatteTransformer3DModel",

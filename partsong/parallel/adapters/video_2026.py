@@ -83,7 +83,7 @@ ROWS = (
         family="FramePack",
         model="HunyuanVideoFramepackTransformer3DModel",
         attention=HUNYUAN_ATTENTION,
-        # Earlier frames stand in front of those to be made, which are taken out at the end.
+        # Earlier frames stand in front of the new ones, which are taken out at the end.
         splits={
             "transformer_blocks.0": PAIR,
             "transformer_blocks.*": {"freqs_cis": Split(dim=0)},
@@ -131,7 +131,7 @@ ROWS = (
     Adapter(
         family="Kandinsky 5",
         model="Kandinsky5Transformer3DModel",
-        # The few layers that refine the text alone stay whole.
+        # The few layers that refine only the text stay whole.
         attention={"visual_transformer_blocks.*.self_attention": (IMAGE,)},
         splits={
             "visual_transformer_blocks.0": {"visual_embed": TOKENS},
@@ -153,7 +153,7 @@ ROWS = (
         family="Cosmos",
         model="CosmosTransformer3DModel",
         attention={"transformer_blocks.*.attn1": (IMAGE,)},
-        # Given frames have times of their own, and every token its frame's.
+        # Given frames have timesteps of their own, and every token has that of its frame.
         splits={
             "transformer_blocks.0": {"hidden_states": TOKENS},
             "transformer_blocks.*": {
@@ -188,7 +188,7 @@ ROWS = (
         family="Allegro",
         model="AllegroTransformer3DModel",
         attention={"transformer_blocks.*.attn1": (IMAGE,)},
-        # The rotary embedding is tables of angles, and for every token where to look in them.
+        # The rotary embedding is tables of angles, with an index into them for every token.
         splits={
             "transformer_blocks.0": {"hidden_states": TOKENS},
             "transformer_blocks.*": {
@@ -256,7 +256,7 @@ ROWS = (
         family="Helios",
         model="HeliosTransformer3DModel",
         attention={"blocks.*.attn1": (IMAGE,)},
-        # Earlier frames, coarser the longer ago, stand in front of those to be made; a number counts the latter.
+        # Earlier frames, coarser the older they are, stand in front of the new ones; a number counts the latter.
         splits={
             "blocks.0": {"hidden_states": TOKENS},
             "blocks.*": {

@@ -1,4 +1,4 @@
-"""Attends from a clip's frames to the frames they see, on whichever rank those are.
+"""Attends from a clip's frames to the frames they see, whichever ranks hold them.
 
 Each peer sends the keys and values of the frames that a rank needs, and only those, in one message. They are put in the
 order of the video, so that the window of a frame is one run of memory.
@@ -44,11 +44,11 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Emphasis:
-    """Says what is added to the logits of frames.
+    """Holds the numbers that are added to the logits of frames.
 
     Attributes:
-        near: to those within the window, at timesteps below `since`.
-        far: to the sampled ones, at the others.
+        near: added for frames within the window, at timesteps below `since`.
+        far: added for sampled frames, at the other timesteps.
         since: a timestep, on the scale the model is called with.
     """
 
@@ -67,7 +67,7 @@ class FrameAttention:
     Args:
         axis: the ranks, in the order of the video.
         model: class name of the model, for messages.
-        window: frames to each side that are seen by themselves; None sees all of them.
+        window: frames to each side that are seen individually; None sees all of them.
         stride: length of a block of the other frames; None leaves them out.
         emphasis: what is added to the logits, and when.
     """
@@ -80,7 +80,7 @@ class FrameAttention:
         self.emphasis = (0.0, 0.0)
         self._known: tuple[Any, ...] = ()
         self._bias: Tensor | None = None
-        # Bytes in all attentions of a call: of one frame's keys and values, and of what is gathered.
+        # Bytes in all attentions of a call: one frame's keys and values, and what is gathered.
         self._frame_bytes = self._gathered_bytes = 0
 
     def _layout(self, frames: int) -> ClipLayout:
@@ -94,7 +94,7 @@ class FrameAttention:
         return slice(clip.start, clip.stop)
 
     def begin(self, frames: int, batch: int, reach: int = 1) -> None:
-        """Lays the frames of a call out over the ranks.
+        """Distributes the frames of a call over the ranks.
 
         Args:
             frames: frames of the video, as the model attends to them.
@@ -115,11 +115,11 @@ class FrameAttention:
         self._frame_bytes = self._gathered_bytes = 0
 
     def note_time(self, timestep: Any) -> None:
-        """Notes the timestep of a call, which decides what is emphasised."""
+        """Notes the timestep of a call, which selects the emphasis."""
         if not (self._emphasis.near or self._emphasis.far):
             return  # reading it would make a GPU wait
         times = torch.as_tensor(timestep)
-        now = 0.0 if times.is_meta else float(times.max())  # frames that are given have a timestep of 0
+        now = 0.0 if times.is_meta else float(times.max())  # given frames have a timestep of 0
         self.emphasis = self._emphasis.at(now)
 
     def attend(
@@ -147,7 +147,7 @@ class FrameAttention:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
     def _weights(self, like: Tensor) -> Tensor | None:
-        """Returns what is added to the logits `[own frames, seen frames]`; None where all of it is 0."""
+        """Returns the numbers to add to the logits `[own frames, seen frames]`; None where all are 0."""
         known = (self.layout, self.emphasis, like.dtype, like.device)
         if self._known != known:
             table = self.layout.table(self.axis.index, self.emphasis)
@@ -210,7 +210,7 @@ class FrameAttention:
 def _attention(
     q: Tensor, segments: Sequence[Segment], scale: float | None, shared: Shared | None
 ) -> tuple[Tensor, Tensor]:
-    """Attends to frames, and to what is shared, whose mask covers nothing else."""
+    """Attends to frames and to the shared keys, with the mask of the shared keys."""
     if shared is None:
         return attention(q, segments=segments, scale=scale)
     every, mask = [*segments, Segment(shared.k, shared.v)], shared.mask

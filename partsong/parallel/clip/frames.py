@@ -2,7 +2,7 @@
 
 All other modules take frames as a batch and stay as they are. In the mixing ones, convolutions over time get the
 neighbours' border frames, group norms the statistics of all frames, positions the clip's place in the video, and
-attention the frames that its key set names.
+attention the frames in its key set.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ClipFrames(Cut):
                 yield name, child
 
     def _computed(self, child: nn.Module) -> Callable[..., Tensor] | None:
-        """Returns how a layer is computed on a clip; None where that is as on the whole video."""
+        """Returns how a layer is computed on a clip; None where nothing changes."""
         if isinstance(child, nn.GroupNorm):
             return self._normalise
         if hasattr(child, "pe"):
@@ -103,7 +103,7 @@ class ClipFrames(Cut):
         return AroundHook(lambda forward, named: compute(layer, *named.values()), signature_of(layer))
 
     def begin_forward(self, sample: Tensor) -> None:
-        """Lays the frames of a call out over the ranks.
+        """Distributes the frames of a call over the ranks.
 
         Raises:
             UnsupportedError: there are too few frames for the ranks, or more than the model has positions for, or the
@@ -175,7 +175,7 @@ class ClipFrames(Cut):
         return x + positions.pe[:, self.attention.own]
 
     def _number(self, table: Any, numbers: Tensor) -> Tensor:
-        """Embeds the numbers of this rank's frames in the whole video, of which the model counts its own from 0 on."""
+        """Embeds the numbers of this rank's frames in the whole video; the model itself would count them from 0."""
         return type(table).forward(table, numbers + self.attention.own.start)
 
     def _attention(self, name: str) -> Attend:

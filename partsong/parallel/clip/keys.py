@@ -1,6 +1,6 @@
 """Says which frames a frame attends to, and for how many frames each of them stands.
 
-A frame sees the frames near it, each by itself, and the rest of the video through samples. That depends only on its
+A frame sees the frames near it individually, and the rest of the video through samples. This depends only on its
 place in the whole video, so it is the same for any number of ranks.
 """
 
@@ -27,14 +27,14 @@ Run = tuple[int, int, float]
 class KeySet:
     """Says which keys every frame of a video sees.
 
-    Frame f sees frame g by itself where ``|g - f| <= window``. The video is divided into blocks of `stride` frames, of
-    which the last may be shorter. The middle frame of a block is its sample. It stands for those frames of the block
-    that f does not see by themselves. So every frame of the video counts exactly once.
+    Frame f sees frame g individually where ``|g - f| <= window``. The video is divided into blocks of `stride` frames,
+    of which the last may be shorter. The middle frame of a block is its sample. It stands for those frames of the block
+    that f does not see individually. So every frame of the video counts exactly once.
 
     Attributes:
         frames: length of the video.
-        window: frames to each side that are seen by themselves; None sees all of them.
-        stride: length of a block; None leaves out what is not near.
+        window: frames to each side that are seen individually; None sees all of them.
+        stride: length of a block; None leaves out all but near frames.
 
     Example:
         >>> KeySet(frames=8, window=1, stride=4).counts(0)  # itself, its neighbour, 2 and 3 by 1, and 4 to 7 by 5
@@ -52,7 +52,7 @@ class KeySet:
         return (start + min(start + self.stride, self.frames) - 1) // 2
 
     def counts(self, query: int) -> tuple[tuple[int, int, int], ...]:
-        """Lists the frames a frame sees: (frame, 1 if it is seen by itself else 0, number of others it stands for)."""
+        """Lists the frames a frame sees: (frame, 1 if seen individually else 0, number of others it stands for)."""
         near = [self.window is None or abs(frame - query) <= self.window for frame in range(self.frames)]
         others = [0] * self.frames
         if self.stride is not None:
@@ -66,7 +66,7 @@ class KeySet:
 
         Args:
             query: the frame.
-            emphasis: what is added for a frame seen by itself, and for frames that a sample stands for.
+            emphasis: what is added for a frame seen individually, and for frames that a sample stands for.
         """
         near, far = emphasis
         weights = {}
@@ -79,7 +79,7 @@ class KeySet:
 
 @dataclass(frozen=True, slots=True)
 class ClipLayout:
-    """Lays the frames of a video out over ranks.
+    """Distributes the frames of a video over ranks.
 
     Attributes:
         keys: says which frame sees which.
@@ -99,7 +99,7 @@ class ClipLayout:
         return _seen(self.keys, self.clip(index))
 
     def sent(self, source: int, reader: int) -> tuple[int, ...]:
-        """Lists the frames of one rank that another one's see, in order."""
+        """Lists the frames of one rank that another rank's frames see, in order."""
         clip = self.clip(source)
         return tuple(frame for frame in self.seen(reader) if frame in clip)
 
@@ -109,7 +109,7 @@ class ClipLayout:
         return sum(len(self.sent(index, peer)) for peer in peers)
 
     def table(self, index: int, emphasis: tuple[float, float]) -> tuple[tuple[float, ...], ...]:
-        """Returns what each frame of a rank adds to the logits of each frame the rank sees; -inf for an unseen one."""
+        """Returns what each frame of a rank adds to the logits of each frame the rank sees; -inf for unseen ones."""
         return _table(self.keys, self.clip(index), emphasis)
 
     def runs(self, index: int, emphasis: tuple[float, float]) -> list[tuple[range, tuple[Run, ...]]]:

@@ -38,10 +38,10 @@ class ClipParallel(Strategy):
 
     Args:
         degree: number of ranks, at most the number of frames; None takes all ranks that other strategies leave.
-        window: frames to each side that a frame attends to by themselves; 0 is the frame alone, None all of them.
-            Frames are those the model sees: of a video autoencoder's latent, not of the video.
+        window: frames to each side that a frame attends to individually; 0 is only the frame itself, None all of them.
+            Frames are those the model sees: latent frames, not frames of the video.
         stride: length of the blocks of other frames, of which only the middle one is attended to; 1 is every frame, and
-            None leaves out all frames outside the window, since a model may not know positions so far away.
+            None leaves out all frames outside the window, for models that do not know positions so far away.
         local_emphasis: added to the logits of near frames below the timestep `emphasis_from`; the paper adds 10.
         global_emphasis: added to the logits of the sampled frames from that timestep on; the paper adds 10.
         emphasis_from: that timestep, on the scale the model is called with, usually 0 to 1000.

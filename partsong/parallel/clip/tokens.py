@@ -25,8 +25,8 @@ __all__ = ["ClipTokens", "token_frames"]
 class ClipTokens(SequenceParallel):
     """Cuts a transformer's tokens between frames.
 
-    Self-attention sees the frames that the key set names. Text in the same attention is whole on every rank. It is seen
-    by every frame, and it attends to all frames, each by itself.
+    Self-attention sees the frames that the key set names. Text in the same attention is whole on every rank. Every
+    frame sees it, and it attends to all frames individually.
 
     Args:
         module: the transformer.
@@ -101,13 +101,13 @@ class ClipTokens(SequenceParallel):
     def _masks(self, mask: Tensor, sizes: tuple[int, ...], layer: int) -> tuple[Tensor, ...]:
         """Returns the text's part of a key mask `[B, 1, 1, L]`, which must not mask the video."""
         name, streams, _ = self.layers[layer]
-        if mask.shape[-2] > 1:  # padding neither sees nor is seen; what it would see is read by nobody
+        if mask.shape[-2] > 1:  # padding neither sees nor is seen; its own result is never read
             mask = key_mask(mask)[0]
         everywhere, here = (
             [frames if stream == IMAGE else self.sizes[TEXT][0] for stream in streams]
             for frames in (sum(self.sizes[IMAGE]), self.sizes[IMAGE][self.axis.index])
         )
-        # A model may make the mask in its layers, where it sees this rank's frames alone.
+        # A model may make the mask in its layers, where it sees only this rank's frames.
         lengths = here if mask.shape[-1] == sum(here) else everywhere
         if mask.ndim != 4 or mask.shape[1:] != (1, 1, sum(lengths)) or TEXT not in streams:
             raise UnsupportedError(

@@ -26,7 +26,7 @@ Forward = Callable[..., Any]
 
 
 class BatchSplit:
-    """Runs each rank's share of the batch and puts the samples together again on every rank.
+    """Runs each rank's share of the batch and puts the samples together on every rank.
 
     Args:
         axis: the ranks that share the batch.
@@ -64,7 +64,7 @@ class BatchSplit:
 
 
 class GuidancePair:
-    """Computes the branches of guidance at the same time although the pipeline asks for them one after the other.
+    """Computes guidance branches at the same time, although the pipeline asks for them one after the other.
 
     In the first step every rank computes all branches and remembers their arguments. From then on the first call of
     a step is taken as the start of the same sequence of calls: each rank computes its own branches at once, the results
@@ -75,12 +75,12 @@ class GuidancePair:
         axis: the ranks over the branches.
         clock: where in the generation the call stands; its `branch` is set to the branch being computed.
         sample: the argument that holds the noisy latents.
-        is_even: makes as many calls of the model on every rank; one that has fewer branches repeats its first.
+        is_even: makes equally many calls of the model on every rank; a rank with fewer branches repeats its first.
 
     Attributes:
-        computed: how many branches the ranks shared in the call at work; 0 where each rank made the whole call.
-        was_ready: whether the answer to the call at work was there already.
-        expected: tells which arguments the later calls of a step should have.
+        computed: how many branches the ranks shared in the current call; 0 where each rank made the whole call.
+        was_ready: whether the answer to the current call was there already.
+        expected: predicts the arguments of the later calls of a step.
     """
 
     def __init__(self, axis: Axis, clock: StepClock, sample: str, *, is_even: bool = False) -> None:
@@ -123,7 +123,7 @@ class GuidancePair:
         return forward(**current)
 
     def of_rank(self, branches: int, index: int) -> Sequence[int]:
-        """Lists the branches that the rank at `index` computes; one without a branch computes one for its shape."""
+        """Lists the branches that the rank at `index` computes; a rank without a branch computes one for its shape."""
         own = range(index, branches, self.axis.size) or range(1)
         repeated = -(-branches // self.axis.size) - len(own) if self.is_even else 0
         return [*own, *[own[0]] * repeated]
@@ -138,7 +138,7 @@ class GuidancePair:
     def is_shared(self, branches: Sequence[Mapping[str, Any]]) -> bool:
         """Says whether ranks share some calls of a step.
 
-        Windows of one picture are called one after the other too, and no rank knows the shape of another's answer.
+        Windows of one picture are also separate calls, and no rank knows the shape of another's answer.
         """
         shapes = {tuple(part.shape for part in tree_leaves(branch[self.sample])) for branch in branches}
         return self.axis.size > 1 and len(branches) > 1 and len(shapes) == 1
@@ -154,7 +154,7 @@ class GuidancePair:
         return [self._exchanged(b, outputs.get(b), template) for b in range(len(branches))]
 
     def _exchanged(self, branch: int, own: Any, template: Any) -> Any:
-        """Gives every rank what the owner of a branch has computed."""
+        """Sends every rank the results of the owner of a branch."""
         owner = branch % self.axis.size
         is_mine = owner == self.axis.index
         parts = [part.contiguous() for part in samples_of(own if is_mine else template)]
@@ -174,7 +174,7 @@ class GuidancePair:
 
 
 def _with_whole(output: Any, cut: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
-    """Returns an output in which a cut argument that the model hands back, such as a cache, is the whole one again."""
+    """Returns an output in which a cut argument that the model returns, such as a cache, is whole again."""
     whole = {id(part): named[name] for name, part in cut.items()}
     if isinstance(output, tuple):
         return tuple(whole.get(id(part), part) for part in output)

@@ -13,7 +13,7 @@ from partsong.parallel.adapters import Adapter
 
 __all__ = ["BatchRules", "Rows"]
 
-#: Samples of a batch: some in a row, or any by their number.
+#: Samples of a batch: a slice, or a list of numbers.
 Rows = slice | list[int]
 
 
@@ -21,8 +21,8 @@ Rows = slice | list[int]
 class BatchRules:
     """Says how the arguments of a denoiser depend on the batch.
 
-    An argument that is not named here must not look as if it held something per sample: no first dimension that is a
-    multiple of the batch, and no list as long as it.
+    An argument that is not named here must not look like one with values per sample: its first dimension may not be a
+    multiple of the batch size, nor may a list have that length.
 
     Attributes:
         model: name of the model, for messages.
@@ -32,8 +32,8 @@ class BatchRules:
         layered: arguments whose tensors have the batch second; dictionaries are searched for tensors.
         padded: arguments as long as the longest item of another one -> its name, and the multiple that items fill up.
         shared: arguments that all samples share, whatever their first dimension is.
-        trusting: cut what looks like a batch and let everything else pass, because the outcome is compared with one
-            rank's.
+        trusting: cut what looks like a batch and pass everything else on, because the result is compared with that of
+            one rank.
     """
 
     model: str
@@ -68,7 +68,7 @@ class BatchRules:
             total: samples of the whole batch.
 
         Raises:
-            UnsupportedError: names the argument of which it is not known how it depends on the batch.
+            UnsupportedError: names an argument whose relation to the batch is unknown.
         """
         taken = {name: self._argument(name, value, rows, total) for name, value in named.items()}
         for name, (other, multiple) in self.padded.items():
@@ -95,7 +95,7 @@ class BatchRules:
         return value
 
     def _layers(self, name: str, value: Any, rows: Rows, total: int) -> Any:
-        """Cuts tensors that have the batch second; what a model writes to them reaches the whole ones."""
+        """Cuts tensors that have the batch second, as views, so that a model's writes reach the whole tensors."""
         if isinstance(value, Mapping):
             return {key: self._layers(f"{name}[{key!r}]", item, rows, total) for key, item in value.items()}
         return self._samples(name, value.transpose(0, 1), rows, total).transpose(0, 1)
@@ -169,7 +169,7 @@ def _some(items: Sequence[Any], rows: Rows) -> Any:
 
 
 def _shortened(value: Any, surplus: int) -> Any:
-    """Drops the last entries `[B, L, ...]` of every tensor in an argument, which is padding to the longest sample."""
+    """Drops the last entries `[B, L, ...]` of every tensor in an argument, which pad to the longest sample."""
     if isinstance(value, Mapping):
         return {key: _shortened(item, surplus) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

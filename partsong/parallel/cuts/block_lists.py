@@ -1,4 +1,4 @@
-"""Lists the blocks of a transformer in order of execution, and what each hands on to the next."""
+"""Lists the blocks of a transformer in order of execution, and what each passes on to the next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Block:
     Attributes:
         name: path of the module.
         module: the block.
-        names: arguments that it returns anew, in order.
+        names: arguments of which it returns new values, in order.
         is_last: whether it is the last of its list.
     """
 
@@ -38,7 +38,7 @@ class Block:
 
 
 def chain_reason(adapter: Adapter) -> str | None:
-    """Says why a model's blocks are not a chain, each taking what the one before returned; None where they are."""
+    """Says why a model's blocks are not a chain in which each takes the output of the one before; None if they are."""
     mixed = any(streams != (IMAGE,) for streams in adapter.attention.values())
     reasons = {
         "it works on rows of an image, not on tokens": adapter.rows,
@@ -53,7 +53,7 @@ def chain_reason(adapter: Adapter) -> str | None:
 
 
 def chain_only(adapter: Adapter) -> Adapter:
-    """Returns a row that cuts nothing in lists of blocks with attention outside the chain: they get all tokens."""
+    """Returns a row in which blocks with attention outside the chain get all tokens."""
     lists = {path.partition(".")[0] for path in adapter.attention}
     outside = lists.difference(adapter.blocks) if adapter.blocks else frozenset[str]()
     if not outside:

@@ -1,9 +1,9 @@
-"""Exchanges what a model with linear attention needs: sums over tokens, and border rows for its convolutions.
+"""Exchanges sums over tokens for linear attention, and border rows for its convolutions.
 
 Linear attention reads keys and values only through one small matrix per head, a sum over all tokens. Every rank sums
 its own, and the sums are added in rank order, so all ranks hold the same bits. The rest is local. Such networks often
 have a depthwise convolution over the token grid as well, which needs the neighbours' border rows.
-Both are exact and the same under every strategy that cuts tokens: there is nothing large to send, displace or pass on.
+Both are exact and the same under every strategy that cuts tokens, since there is nothing large to send.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TokenSums:
         adapter: the model's row, resolved.
 
     Attributes:
-        samples: samples in the call at work.
+        samples: samples in the current call.
     """
 
     def __init__(self, axis: Axis, adapter: Adapter) -> None:
@@ -73,7 +73,7 @@ class TokenSums:
 
     def _summed(self, name: str) -> Callable[[Tensor], Tensor]:
         def change(part: Tensor) -> Tensor:
-            # Guidance may perturb the attention of some samples, which then make no sum.
+            # Guidance may perturb the attention of some samples, which then have no sum.
             self._sums[name, part.shape[1:]] = Fraction(part.nbytes, self.samples)
             return sum_over_ranks(self.axis, part)
 
@@ -132,7 +132,7 @@ class _Products(TorchFunctionMode):
 
     Args:
         summed: completes a sum.
-        of_keys: whether a sum of the keys alone has to be completed as well.
+        of_keys: whether a sum of just the keys has to be completed as well.
     """
 
     def __init__(self, summed: Callable[[Tensor], Tensor], *, of_keys: bool) -> None:
@@ -147,7 +147,7 @@ class _Products(TorchFunctionMode):
         return self.summed(result) if func is Tensor.sum and self.of_keys else result
 
 
-#: How many sums over tokens each processor makes: values by keys, and where only those are turned by their place, keys.
+#: Number of sums over tokens of each processor: values by keys, and a separate one of keys where only keys are rotated.
 _SUMS = {"SanaLinearAttnProcessor2_0": 1, "SanaLinearAttnProcessor3_0": 2}
 
 

@@ -1,4 +1,4 @@
-"""Describes self-attention over an image whose rows are cut over ranks, alone or with keys of a text in front."""
+"""Describes self-attention over an image whose rows are cut over ranks, optionally with keys of a text in front."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Says which blocks and layers of convolutional models may be cut into rows, and what they read.
 
-They are listed by class name, so that a model is covered by its parts and not by its own name.
+They are listed by class name, so a model is supported through its parts and not by its own name.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _DREAM_LITE = (
 )
 #: Residual blocks, which may change the resolution inside.
 _RESIDUAL = frozenset({"ResnetBlock2D", "ResnetBlock2DDreamLite"})
-#: Modules of a UNet on the image's way that `RowSplit` knows how to cut, or that look at each position by itself.
+#: Modules of a UNet that process the image and that `RowSplit` can cut, or that look at each position by itself.
 UNET_BLOCKS = _LAYERS.union(*map(_names, (_MOTION, _THREE_D, _SPATIO_TEMPORAL, _DREAM_LITE))) | _names(
     "UNet2DConditionModel DownBlock2D CrossAttnDownBlock2D UpBlock2D CrossAttnUpBlock2D UNetMidBlock2DCrossAttn "
     "Transformer2DModel BasicTransformerBlock FeedForward GEGLU GELU ApproximateGELU LinearActivation SwiGLU "
@@ -150,13 +150,13 @@ def _setting_problem(child: Any) -> str | None:
 def _adapter_problem(child: Any) -> str | None:
     """Says why a layer of peft cannot be cut: only a plain LoRA computes with modules that hooks can reach."""
     if not isinstance(getattr(child, "base_layer", None), nn.Conv2d):
-        return None  # a linear layer looks at each position by itself, however it is adapted
+        return None  # a linear layer looks at each position by itself, with any adapter
     plain = hasattr(child, "lora_A") and not any(getattr(child, "use_dora", {}).values())
     return None if plain else "adapts a convolution in a way that looks across rows; merge the adapter (fuse_lora)"
 
 
 def is_low_rank(name: str) -> bool:
-    """Says whether a layer is a LoRA's, which reads what the layer beside it reads."""
+    """Says whether a layer belongs to a LoRA, which reads the input of the layer beside it."""
     return ".lora_" in name
 
 
@@ -171,7 +171,7 @@ def joins_text(attention: Any) -> bool:
 
 
 def reads_text(module: nn.Module) -> bool:
-    """Says whether a model has attention to a text, which without one would attend to the image."""
+    """Says whether a model has cross-attention to a text; without a text, it would attend to the image."""
     attentions: list[Any] = [
         child
         for name, child in module.named_modules()
@@ -181,7 +181,7 @@ def reads_text(module: nn.Module) -> bool:
 
 
 def reads_the_image(attention: Any) -> bool:
-    """Says whether an attention of diffusers has keys of the image, and not of the text alone."""
+    """Says whether an attention of diffusers has keys of the image, not only of the text."""
     return not (attention.only_cross_attention if joins_text(attention) else attention.is_cross_attention)
 
 
@@ -199,7 +199,7 @@ def border_rows(child: nn.Module) -> int:
 
 
 def farthest_reach(module: nn.Module) -> int:
-    """Returns how many rows a rank needs at the coarsest level: no convolution may reach beyond the next rank."""
+    """Returns the rows that a rank needs at the coarsest level, so that no convolution reaches beyond the next rank."""
     return max((border_rows(child) + 1) // 2 for child in module.modules())
 
 
@@ -233,8 +233,8 @@ def level_change(child: nn.Module) -> int:
 def level_changes(modules: Mapping[str, nn.Module]) -> dict[str, int]:
     """Says after which modules the image has another number of rows, with the changes that `level_change` returns.
 
-    A residual block may resample both of its branches, each before a convolution. There the first convolution of the
-    main branch counts, and nothing else: only the norm behind it asks how many rows there are.
+    A residual block may resample both of its branches, each before a convolution. There only the first convolution of
+    the main branch counts, since only the norm after it depends on the number of rows.
     """
     changes = {name: change for name, child in modules.items() if (change := level_change(child))}
     for name, child in modules.items():
@@ -246,7 +246,7 @@ def level_changes(modules: Mapping[str, nn.Module]) -> dict[str, int]:
 
 
 def _resampling(block: Any) -> tuple[Any, Any]:
-    """Returns what changes the resolution inside a residual block: up and down, None where it does not."""
+    """Returns the modules that change the resolution inside a residual block: up and down, or None."""
     return block.upsample, block.downsample
 
 
@@ -258,8 +258,8 @@ def halves_evenly(module: nn.Module) -> bool:
 def framed_norms(modules: Mapping[str, nn.Module]) -> dict[str, str]:
     """Names the group norms that a convolution follows, with nothing between but a function of each position.
 
-    Such a norm can get the rows around a rank's own together with the statistics that it waits for anyway, and hand
-    them on to the convolution. Beyond the image there are zeros, which the function between must keep.
+    Such a norm can receive the rows around a rank's own with the statistics that it waits for anyway, and pass them on
+    to the convolution. Beyond the image there are zeros, which the function between must keep.
     """
     pairs = {}
     for name, child in modules.items():
@@ -282,7 +282,7 @@ def _frames(norm: Any, conv: Any) -> bool:
 
 
 def doubled_columns(modules: Mapping[str, nn.Module]) -> set[str]:
-    """Names the convolutions that read an image just enlarged, in which every column stands twice."""
+    """Names the convolutions that read a just enlarged image, in which every column appears twice."""
     names = set()
     for name, child in modules.items():
         inside = [f"{name}.{part}" for part, _ in child.named_children()]

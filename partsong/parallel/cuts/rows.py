@@ -56,8 +56,8 @@ class RowLevels:
     Attributes:
         heights: rows of the whole image, finest level first; each level has about half the rows of the one before.
         parts: number of ranks.
-        shares: how fast each rank is; None where they are alike.
-        least: rows that each rank needs at the coarsest level.
+        shares: relative speed of each rank; None where they are equal.
+        least: fewest rows of a rank at the coarsest level.
     """
 
     heights: tuple[int, ...]
@@ -79,7 +79,7 @@ class RowLevels:
         return tuple(end - start for start, end in itertools.pairwise(self.starts(level)))
 
 
-@functools.lru_cache(maxsize=256)  # every layer of every step asks
+@functools.lru_cache(maxsize=256)  # called by every layer in every step
 def _starts(levels: RowLevels, level: int) -> tuple[int, ...]:
     heights, coarsest = levels.heights, len(levels.heights) - 1
     sizes = split_sizes(heights[coarsest], levels.parts, levels.shares, levels.least)
@@ -114,12 +114,12 @@ class RowSplit:
     Args:
         module: the module whose layers are hooked.
         axis: the ranks, from the image's top to its bottom.
-        borders: how they come to know of each other's rows.
+        borders: how they exchange border rows.
         stages: the attention stages, outermost first.
         is_attention: says whether the module of a name is a self-attention over the image.
         joins_text: says whether it also has keys of a text, in front of the image's.
-        copies: says for how many query heads each of its key/value heads is repeated; one copy is moved.
-        input_name: what the module takes, in messages.
+        copies: returns for how many query heads each of its key/value heads is repeated; one copy is moved.
+        input_name: what messages call the module's input.
     """
 
     def __init__(
@@ -140,12 +140,12 @@ class RowSplit:
         self.moves: list[_Move] = []
         self.shapes: list[AttentionShape] = []
         self._layers = 0
-        #: Convolutions that a group norm hands the rows around a rank's own, and those norms.
+        #: Convolutions that get the rows around a rank's own from a group norm, and those norms.
         self._framed_by: dict[nn.Module, nn.Module] = {}
         self._reach = farthest_reach(module)
 
     def levels_of(self, heights: tuple[int, ...]) -> RowLevels:
-        """Lays the rows of an image, whose levels have these heights, out over the ranks by their shares."""
+        """Distributes the rows of an image, whose levels have these heights, over the ranks by their shares."""
         return RowLevels(heights, self.axis.size, self.axis.shares, max(self._reach, 1))
 
     def begin(self, levels: RowLevels, level: int, batch: int) -> None:
@@ -201,7 +201,7 @@ class RowSplit:
             check_convolution(name, child)
             convolve = self._convolve_frames if is_causal(child) else self._convolve
             hooks.add(child, self._around(convolve, child, self._number(), doubled), "rows")
-        elif isinstance(child, nn.GroupNorm) and not name.endswith(".norm_cross"):  # that one sees the text alone
+        elif isinstance(child, nn.GroupNorm) and not name.endswith(".norm_cross"):  # that one sees only the text
             conv = next((conv for conv, norm in self._framed_by.items() if norm is child), None)
             normalise = self._normalise if conv is None else functools.partial(self._normalise_framed, conv)
             hooks.add(child, self._around(normalise, child, self._number()), "rows")
@@ -223,7 +223,7 @@ class RowSplit:
 
             if getattr(forward, "__func__", None) is type(layer).forward:
                 return with_weights(layer.weight, layer.bias)
-            # Others have wrapped the layer, and fetch its weights or change their type in that call.
+            # The layer is wrapped by hooks that fetch its weights or change their type in this call.
             with _InPlaceOfLayer(with_weights):
                 return forward(*named.values())
 
@@ -241,7 +241,7 @@ class RowSplit:
     ) -> Tensor:
         """Computes the convolution of this rank's rows, with the rows around them."""
         padding, stride = int(conv.padding[0]), conv.stride[0]
-        if stride > 1 and padding == 0:  # the row of zeros put below by the caller stands for the next rank's first
+        if stride > 1 and padding == 0:  # the caller's row of zeros stands for the next rank's first row
             x, reach, edge = x[..., :-1, :], 1, 1
         else:
             reach, edge = border_rows(conv) - padding - (stride - 1), padding
@@ -301,7 +301,7 @@ class RowSplit:
     def _normalise_framed(
         self, conv: Any, norm: nn.GroupNorm, layer: int, weight: Tensor | None, bias: Tensor | None, x: Tensor
     ) -> Tensor:
-        """Computes the group norm of this rank's rows and of those around them, which the next convolution reads."""
+        """Computes the group norm of this rank's rows and of those around them, for the next convolution."""
         padding, rows = int(conv.padding[0]), x.shape[-2]
         assert rows >= padding, "a rank holds fewer rows than a convolution reaches"
         own = group_norm_stats(x, norm.num_groups)
@@ -318,7 +318,7 @@ class RowSplit:
         return out
 
     def _check_sums(self, name: str, attention: Any) -> Callable[[dict[str, Any]], None]:
-        """Refuses linear attention over few positions, which is computed another way; on all ranks alike."""
+        """Refuses linear attention over few positions, which is computed differently; on all ranks alike."""
 
         def check(named: dict[str, Any]) -> None:
             fewest, least = min(self.levels.sizes(self.level)), attention.attention_head_dim + 1
@@ -336,7 +336,7 @@ class RowSplit:
         return sum_over_ranks(self.axis, part)
 
     def _per_sample(self, tensor: Tensor) -> int:
-        # Frames may be folded into the first dimension, so its length is no number of samples.
+        # Frames may be folded into the first dimension, so its length is not the number of samples.
         return tensor.nbytes // self.batch
 
     def _attention(self, layer: int, name: str, joined: bool) -> Attend:
@@ -348,7 +348,7 @@ class RowSplit:
             given, rows, index = (query, key, value, mask, scale), self.levels.sizes(self.level), self.axis.index
             call = call_over_rows(name, layer, given, rows=rows, axis=self.axis, joined=joined)
             shape = (query.shape[1], key.shape[1], query.shape[3], query.element_size(), call.sizes)
-            # Not per sample: perturbed attention leaves some samples out, so theirs may be fewer than the batch's.
+            # Not per sample: perturbed attention leaves some samples out.
             self.shapes.append(AttentionShape(len(query), *shape, index, layer=layer, runs=call.runs))
             out = attend_through(self.stages, call)
             return out[:, :, call.q.shape[2] - query.shape[2] :] if joined else out
@@ -377,7 +377,7 @@ def _is_cut(skip: Sequence[str], *names: str) -> bool:
 
 
 def _convolve_framed(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """Computes a convolution of rows that a norm has put between those around them."""
+    """Computes a convolution of rows to which a norm has already added those around them."""
     return F.conv2d(x, weight, bias, conv.stride, (0, int(conv.padding[1])), conv.dilation, conv.groups)
 
 
@@ -386,7 +386,7 @@ def _repeated(rows: Tensor, every: int, width: int) -> Tensor:
 
 
 class _InPlaceOfLayer(TorchFunctionMode):
-    """Computes a layer's convolution or group norm in another way, with the weights that the layer would have used."""
+    """Computes a layer's convolution or group norm differently, with the weights that the layer would have used."""
 
     def __init__(self, compute: Callable[[Tensor | None, Tensor | None], Tensor]) -> None:
         super().__init__()

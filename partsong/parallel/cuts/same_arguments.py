@@ -1,4 +1,4 @@
-"""Compares the arguments of calls of a model, without a look at values where that would make the host wait."""
+"""Compares the arguments of calls of a model, without reading values where that would make the host wait."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from partsong.parallel.ranks.later import Later
 
 __all__ = ["ExpectedArguments", "equal_arguments"]
 
-#: Where a tensor stands in the arguments of a call: names and places, outermost first.
+#: Position of a tensor in the arguments of a call: names and indices, outermost first.
 Path = tuple[Any, ...]
-#: Says whether two tensors of one shape and type, at one place, are the same.
+#: Says whether two tensors of one shape and type, at one position, are equal.
 CompareTensors = Callable[[Tensor, Tensor, Path], bool]
 
 
 class ExpectedArguments:
-    """Expects the arguments of a step's later calls from its first one, and says whether they came.
+    """Predicts the arguments of a step's later calls from its first one, and says whether they were right.
 
-    Values are looked at in the first steps only. From then on an argument that is a new tensor in every step is taken
-    for what is expected, and the comparison's result travels to the host on its own: an argument that was another one
-    after all is an error in the next step.
+    Values are compared at once only in the first steps. From then on an argument that is a new tensor in every step is
+    assumed to be as expected, and the comparison's result reaches the host later: an argument that differed after all
+    is an error in the next step.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class ExpectedArguments:
         self._unread: list[tuple[Later, int, list[Path]]] = []
 
     def reset(self) -> None:
-        """Forgets the last generation, after a look at what is unread."""
+        """Forgets the last generation, after checking its pending comparisons."""
         self.check()
         self._moves.clear()
         self._agreed.clear()
@@ -55,7 +55,7 @@ class ExpectedArguments:
         """
 
         def shared(one: Tensor, other: Tensor, path: Path) -> bool:
-            # A wrong guess costs time only, so what was found once is not looked at again.
+            # A wrong guess only costs time, so the first finding is kept.
             if (branch, path) not in self._moves:
                 self._moves[branch, path] = bool(torch.equal(one, other))
             return self._moves[branch, path]
@@ -86,10 +86,10 @@ class ExpectedArguments:
         return True
 
     def check(self) -> None:
-        """Looks at the comparisons of the last step.
+        """Checks the comparisons of the last step.
 
         Raises:
-            UnsupportedError: an argument was another one than was expected.
+            UnsupportedError: an argument was not the expected one.
         """
         unread, self._unread = self._unread, []
         for later, branch, paths in unread:
@@ -97,8 +97,8 @@ class ExpectedArguments:
                 if differs:
                     raise UnsupportedError(
                         f"CfgParallel: in the last step, call {branch + 1} of the model had another "
-                        f"{'.'.join(map(str, path))} than the steps before let expect, which made this generation "
-                        "wrong; leave CfgParallel out"
+                        f"{'.'.join(map(str, path))} than in earlier steps, which made this generation wrong; "
+                        "leave CfgParallel out"
                     )
 
 
@@ -112,7 +112,7 @@ def equal_arguments(one: Any, other: Any, compare: CompareTensors = _by_values, 
     Args:
         one: an argument, or all by name.
         other: the same.
-        compare: asked where that is not known without a look at values.
+        compare: called where only the values decide.
         path: where they stand.
     """
     if one is other:

@@ -1,8 +1,8 @@
-"""Runs attention that tells stacked guidance branches apart where a rank has only a part of the batch.
+"""Runs attention that distinguishes stacked guidance branches, on a rank that has only part of the batch.
 
 Perturbed-attention guidance (arXiv 2403.17377) stacks two or three branches in one batch, and its attention treats the
-last one differently. On a part of the batch it would cut in the wrong places. What it makes of a branch depends on that
-branch alone, so a rank hands it copies of the samples it has, one for each branch, and keeps the copy that counts.
+last one differently. On part of the batch it would cut in the wrong places. Its result for a branch depends only on
+that branch, so a rank gives it copies of its samples, one for each branch, and keeps the copy for the right branch.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def has_stacked_branches(module: nn.Module) -> bool:
 
 @contextmanager
 def branches_apart(module: nn.Module, rows: slice, total: int) -> Iterator[None]:
-    """Lets processors that tell branches apart see some samples of a batch as what they are in all of it.
+    """Lets processors that distinguish branches treat some samples of a batch as they would in the whole batch.
 
     A pipeline sets such processors when it is called, so they are looked for in each call, and put back after it.
 
     Args:
         module: the denoiser.
-        rows: the samples that are at hand.
+        rows: the samples of this rank.
         total: samples of the whole batch, branch after branch.
     """
     stacked = [

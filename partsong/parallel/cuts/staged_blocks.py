@@ -1,9 +1,9 @@
 """Runs one rank's share of a model's blocks on the tokens of one part at a time.
 
-The model's own forward runs on every rank, but only the rank's own blocks compute. The others hand on what they were
+The model's own forward runs on every rank, but only the rank's own blocks compute. The others pass on what they were
 given, so everything around them (embeddings, rotations, the last projection, which cost next to nothing) is the
-model's own code. What enters the first own block is replaced by what the stage before sent, and what enters the first
-block after the last own one is sent on.
+model's own code. The input of the first own block is replaced by what the stage before sent, and the input of the
+first block after the last own one is sent on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Layers", "PartLayout", "StagedBlocks", "check_layers"]
 
 
 class _StageSizes:
-    """Bounds how blocks are dealt out over stages: a positive integer for each."""
+    """Bounds the numbers of blocks of the stages: a positive integer for each."""
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, tuple) and all(type(count) is int and count > 0 for count in value)
@@ -46,7 +46,7 @@ Layers = Annotated[tuple[int, ...], _StageSizes()]
 
 @dataclass(frozen=True, slots=True)
 class PartLayout:
-    """Describes what a call of the model looks like from outside its blocks, learned without running any.
+    """Describes a call of the model as seen from outside its blocks, learned without running any.
 
     A part is the number of a patch, or None for the whole picture.
 
@@ -82,12 +82,12 @@ class PartLayout:
         return map_sample(self.output, lambda _: sample)
 
     def empty_output(self, part: int | None) -> Tensor:
-        """Returns room for a part of the sample."""
+        """Allocates room for a part of the sample."""
         count = self.owners[0].numel() if part is None else len(self.positions[part])
         return self.owners.new_empty((len(self.owners), count))
 
     def empty_input(self, part: int | None, stage: int) -> Tensor:
-        """Returns room for what enters a stage, in one piece."""
+        """Allocates room for the input of a stage, in one piece."""
         tensors = self.inputs[part][stage]
         return torch.empty(sum(t.numel() for t in tensors), dtype=tensors[0].dtype, device=self.owners.device)
 
@@ -99,11 +99,11 @@ class StagedBlocks(SequenceParallel):
         module: the transformer.
         adapter: its row, resolved.
         mesh: the ranks; those of axis ``pipe`` are the stages in order.
-        layers: blocks of each stage; None deals them out evenly by number.
+        layers: blocks of each stage; None distributes them evenly.
         num_patches: parts that travel one after another.
 
     Raises:
-        UnsupportedError: the model's blocks hand on more than tokens, or it cannot be cut into patches.
+        UnsupportedError: the model's blocks pass on more than tokens, or it cannot be cut into patches.
         ArgumentError: the stages do not add up to the model's blocks.
     """
 
@@ -124,7 +124,7 @@ class StagedBlocks(SequenceParallel):
         self._received: list[Tensor] | None = None
         self._entering: dict[int, tuple[Tensor, ...]] = {}
         self._reached = 0
-        # While a layout is learned, says which of a number of tokens are marked, at a place where tokens are joined.
+        # While a layout is learned, says which tokens are marked, where tokens are joined.
         self._marks: Callable[[int], Tensor] | None = None
         self._picture: range | None = None
 
@@ -139,7 +139,7 @@ class StagedBlocks(SequenceParallel):
 
     def attach(self, hooks: HookSet) -> None:
         """Puts the hooks on the blocks, and those that cut and attend."""
-        # Innermost: a block that is left out still has its inputs cut, so what it hands on has the right shape.
+        # Innermost: a block that is left out still has its inputs cut, so its output has the right shape.
         for number, block in enumerate(self.blocks):
             signature = signature_of(block.module)
             hooks.add(block.module, AroundHook(self._around(number, block.names), signature), "block")
@@ -152,7 +152,7 @@ class StagedBlocks(SequenceParallel):
         self._entering.clear()
 
     def layout(self, named: Mapping[str, Any]) -> PartLayout:
-        """Says what a call with such arguments looks like; learned once per set of shapes and masks.
+        """Returns the layout of a call with such arguments; learned once per set of shapes and masks.
 
         Raises:
             UnsupportedError: the picture cannot be cut into patches.
@@ -163,7 +163,7 @@ class StagedBlocks(SequenceParallel):
         return self._layouts[key]
 
     def _shape_of(self, value: Any) -> Any:
-        """Returns what of an argument decides how a call looks; hashable."""
+        """Returns the hashable part of an argument that decides the layout of a call."""
         if isinstance(value, Tensor):
             return tuple(value.shape), value.dtype, self._content_of(value)
         if isinstance(value, Mapping):
@@ -173,7 +173,7 @@ class StagedBlocks(SequenceParallel):
         return value if isinstance(value, (bool, int, float, str, type(None))) else type(value)
 
     def _content_of(self, value: Tensor) -> bytes | None:
-        """Returns the numbers of a mask or of lengths, by which a model may drop padding; read once per tensor."""
+        """Returns the values of a mask or of lengths, by which a model may drop padding; read once per tensor."""
         if value.is_floating_point() or value.ndim > 2:
             return None
         if value not in self._contents:
@@ -194,7 +194,7 @@ class StagedBlocks(SequenceParallel):
             ]
             marks += [] if part is None else [marked]
         if self.num_patches == 1:
-            marks = [torch.ones_like(marks[0])]  # all positions, also those that come from no token
+            marks = [torch.ones_like(marks[0])]  # all positions, including those that come from no token
         whose = torch.stack(marks)
         if not bool((whose.sum(0) == 1).all()) or not bool((whose == whose[:, :1]).all()):
             raise UnsupportedError(
@@ -206,7 +206,7 @@ class StagedBlocks(SequenceParallel):
         return PartLayout(map_sample(output, lambda sample: owners.to(sample)), positions, inputs, self._picture)
 
     def _find_picture(self, named: Mapping[str, Any]) -> range | None:
-        """Returns which tokens of a joined sequence become the output, read off bit by bit of their numbers."""
+        """Returns which tokens of a joined sequence become the output, found from their numbers bit by bit."""
         if self.num_patches == 1 or not any(JOINT in streams for streams in self.adapter.attention.values()):
             return None
         numbers: Any = 0
@@ -233,7 +233,7 @@ class StagedBlocks(SequenceParallel):
     ) -> tuple[Any, Tensor]:
         """Runs the model without its blocks; returns what it returns, and which positions come from marked tokens.
 
-        Marked tokens leave the blocks as "not a number", which layers that work token by token hand on.
+        Marked tokens leave the blocks as "not a number", which layers that work token by token preserve.
         """
         self._marks = marks
         try:
@@ -244,20 +244,20 @@ class StagedBlocks(SequenceParallel):
         return output, sample_of(output).isnan()
 
     def _is_own(self, count: int) -> Tensor:
-        """Says which of a number of tokens are of the part at work."""
+        """Says which tokens belong to the current part."""
         sizes = self.cut_sizes(count)
         parts = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
         return parts == self.axis.index
 
     def cut_sizes(self, total: int) -> tuple[int, ...]:
-        """Returns the tokens of each part of the call at work."""
+        """Returns the tokens of each part of the current call."""
         return self.part_sizes(total, self.axis.size)
 
     def part_sizes(self, total: int, parts: int) -> tuple[int, ...]:
-        """Returns the tokens of each of `parts` parts: as even as can be.
+        """Returns the tokens of each of `parts` parts, as even as possible.
 
-        In one sequence of text and picture, the picture is shared out evenly, so that calls with other texts have the
-        same patches; the text around it goes to the first and the last part.
+        In a joint sequence of text and picture, the picture is shared out evenly, so that calls with other texts have
+        the same patches; the text around it goes to the first and the last part.
         """
         if self._picture is None:
             return split_sizes(total, parts)
@@ -346,7 +346,7 @@ class StagedBlocks(SequenceParallel):
     def _mask_of_all_queries(
         self, mask: Tensor, sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]
     ) -> Tensor | None:
-        """Leaves such a mask to be refused: a part is asked while others are of another time."""
+        """Leaves such a mask to be refused: parts are computed at different times."""
         return None
 
     def _whole_masks(self, rows: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -374,7 +374,7 @@ class StagedBlocks(SequenceParallel):
 
 
 def check_layers(strategy: str, layers: tuple[int, ...] | None, ranks: int | None, knob: str = "degree") -> None:
-    """Refuses another number of stages than of ranks, which a knob gives; None is any number.
+    """Refuses a number of stages that differs from the number of ranks; None allows any number.
 
     Raises:
         ArgumentError: names the strategy and both numbers.

@@ -24,7 +24,7 @@ __all__ = ["TokenCuts", "totals"]
 
 
 class TokenCuts(Cut):
-    """Cuts what a row names along its tokens, in a contiguous run for each rank.
+    """Cuts the tensors that a row names along their tokens, in a contiguous run for each rank.
 
     Args:
         module: the transformer.
@@ -37,7 +37,7 @@ class TokenCuts(Cut):
         present: the tokens that each sample has, where a model attends sample by sample.
     """
 
-    #: What holds a part of the tokens, in messages.
+    #: What messages call the holders of parts of the tokens.
     parts_name = "ranks"
 
     def __init__(self, module: nn.Module, adapter: Adapter, axis: Axis) -> None:
@@ -78,7 +78,7 @@ class TokenCuts(Cut):
                 named[name] = self._cut_any(value, cut, name)
 
     def _gather(self, local: Tensor, name: str, cut: Split) -> Tensor:
-        """Puts a tensor together from what every part holds."""
+        """Puts a tensor together from all parts."""
         raise UnsupportedError(
             f"{self.adapter.model}: {name} needs all tokens at once, which are not at one place here"
         )
@@ -139,7 +139,7 @@ class TokenCuts(Cut):
                 f"{self.adapter.model}: {name} has {total} {cut.stream} tokens, another input has "
                 f"{sum(self.sizes[cut.stream])}"
             )
-        if cut.present and not self.present.counts:  # every block is given the same one
+        if cut.present and not self.present.counts:  # every block gets the same one
             self.present.note(tensor, cut.stream, sizes)
         start = offsets(sizes)[self.axis.index]
         return tensor.narrow(cut.dim, start, sizes[self.axis.index])
@@ -151,7 +151,7 @@ class TokenCuts(Cut):
         return max(bounds[index], 0), max(bounds[index + 1], 0)
 
     def cut_sizes(self, total: int) -> tuple[int, ...]:
-        """Returns the tokens of each rank: by its share, in whole rows of the grid where the row asks for it."""
+        """Returns the tokens of each rank: by its share, in whole rows of the grid where the row asks for that."""
         return tuple(self._unit * size for size in self.axis.split(total // self._unit))
 
     def begin_forward(self, sample: Any) -> None:

@@ -1,4 +1,4 @@
-"""Shards tokens over ranks: what is cut where, and the attention that puts it together again.
+"""Shards tokens over ranks: what is cut where, and the attention over all of them.
 
 Each rank holds a contiguous run of every token stream (image, text). Projections, norms and feed-forward layers see
 local tokens only; self-attention goes through the chain of stages in `attention_call`.
@@ -110,7 +110,7 @@ class SequenceParallel(TokenCuts):
                 hooks.add(modules[name], OutputHook(partial(self._gather_item, name=name, cut=cut)), "gather")
 
     def _scale_by_all(self, named: dict[str, Any], streams: tuple[str, ...]) -> None:
-        """Changes the base of a logarithm of the local number of tokens so that it is that of all tokens."""
+        """Changes the base of the logarithm of the local number of tokens to get the logarithm for all tokens."""
         extra, name = named.get("cross_attention_kwargs", {}), self.adapter.scaled_by_length
         if extra.get(name) is None:
             return
@@ -123,7 +123,7 @@ class SequenceParallel(TokenCuts):
     def _run_on_all(
         self, forward: Callable[..., Tensor], named: dict[str, Any], name: str, arguments: tuple[str, ...]
     ) -> Tensor:
-        """Runs a layer that looks across all tokens on all of them, and keeps this rank's part of what it returns."""
+        """Runs a layer that looks across all tokens on all of them, and keeps this rank's part of its output."""
         whole = {argument: self._gather(named[argument], f"{name}.{argument}", Split(dim=1)) for argument in arguments}
         sizes = self.shard_sizes((IMAGE,))
         return forward(**named | whole).narrow(1, offsets(sizes)[self.axis.index], sizes[self.axis.index])
@@ -136,7 +136,7 @@ class SequenceParallel(TokenCuts):
             last.clear()
 
     def call_notes(self) -> Any:
-        """Returns how often and over what each layer attended in this call, and what was gathered."""
+        """Returns how often and over which tokens each layer attended in this call, and what was gathered."""
         noted = (self._folds, self._heads, self._attended, self._mask_bytes, self._gathered)
         return self.sums.call_notes(), *(part.copy() for part in noted)
 
@@ -151,7 +151,7 @@ class SequenceParallel(TokenCuts):
             self._folds, self._heads, self._attended, self._mask_bytes, self._gathered = copies
 
     def abandon(self) -> None:
-        """Drops messages under way without waiting, after an error."""
+        """Drops pending messages without waiting, after an error."""
         for stage in self.stages:
             stage.abandon()
 
@@ -174,10 +174,10 @@ class SequenceParallel(TokenCuts):
             if whole is not None:
                 return self._attend_without_queries(whole, streams, attend, (query, key, value, mask, scale))
             if mask is not None and self.axis.dry:
-                mask = mask.to("meta")  # in a prediction it may have been made of tensors with values
+                mask = mask.to("meta")  # in a prediction it may have been made from tensors with values
             number, samples, by_stream = self._next_call(layer, streams)
             sizes = totals(by_stream, streams)
-            # Frames folded into the batch make it more than the samples, branches left out of attention less.
+            # Folded frames enlarge the batch, skipped branches shrink it.
             self._folds[layer] = Fraction(len(query), samples)
             key, value = self._once_per_group(query, key, value, layer)
             local = sizes[self.axis.index]
@@ -202,7 +202,7 @@ class SequenceParallel(TokenCuts):
         return attend
 
     def _keys_only(self, query: Tensor, key: Tensor, streams: tuple[str, ...]) -> str | None:
-        """Returns the stream whose keys are here whole, and whose queries are missing; None where there is none."""
+        """Returns the stream whose keys are whole here and whose queries are missing; None if there is none."""
         silent = [stream for stream in streams if stream in self.adapter.keys_only]
         return silent[0] if silent and query.shape[2] < key.shape[2] else None
 
@@ -230,7 +230,7 @@ class SequenceParallel(TokenCuts):
             is_whole = mask.shape[-2:] == (sum(totals(sizes, streams)),) * 2
             keys, attending = (mask, None) if is_whole else key_mask(mask)
             every = self._mask_of_all_queries(keys, sizes, streams)
-            # Not the mask itself: what is known of it goes with it.
+            # Not the mask itself: facts known about it are kept with it.
             known[streams] = None if keys is mask else keys, attending, every
         keys, attending, every = known[streams]
         return mask if keys is None else keys, attending, every
@@ -238,7 +238,7 @@ class SequenceParallel(TokenCuts):
     def _mask_of_all_queries(
         self, mask: Tensor, sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]
     ) -> Tensor | None:
-        """Returns a mask that says for every query what it sees, by shards; None where all queries see the same."""
+        """Returns a mask with a row for every query, by shards; None where all queries see the same."""
         total = sum(totals(sizes, streams))
         if mask.ndim < 3 or tuple(mask.shape[-2:]) != (total, total) or total == 1:
             return None
@@ -303,7 +303,7 @@ class SequenceParallel(TokenCuts):
     ) -> list[tuple[int, int, Mapping[str, tuple[int, ...]]]]:
         """Lists the attentions of a layer in one forward, in the form of `_next_call`."""
         if not self.present.counts:
-            # A known call may have attended nowhere, since its blocks were left out.
+            # A known call may have attended nowhere if its blocks were left out.
             is_counted = self._is_known or bool(self._attended)
             turns = range(self._attended[layer] if is_counted else self.adapter.attentions)
             samples = int(batch * self._folds.get(layer, 1))
@@ -331,14 +331,14 @@ class SequenceParallel(TokenCuts):
 
 
 def _is_alike(mask: Tensor, dim: int) -> bool:
-    """Says whether a mask is the same all along a dimension; one without values is taken to be."""
+    """Says whether a mask is constant along a dimension; one without values is assumed to be."""
     if mask.shape[dim] == 1 or mask.stride(dim) == 0 or mask.is_meta:
         return True
     return bool((mask == mask.narrow(dim, 0, 1)).all())
 
 
 def key_mask(mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Reads a mask of padding, in which a query that is padding itself attends to nothing.
+    """Reads a padding mask in which queries that are padding attend to nothing.
 
     Args:
         mask: `[..., L, L]`, boolean, the product of a mask of queries and one of keys; any other is left as it is.
@@ -349,12 +349,12 @@ def key_mask(mask: Tensor) -> tuple[Tensor, Tensor | None]:
     if mask.dtype != torch.bool or mask.ndim < 4 or mask.shape[-2] == 1:
         return mask, None
     keys, queries = mask.any(dim=-2, keepdim=True), mask.any(dim=-1, keepdim=True)
-    # Where there are shapes only, it is taken for one of padding, which is what models make for tokens they were given.
+    # With shapes only, it is assumed to mask padding, as models do for the tokens that they get.
     return (keys, queries) if mask.is_meta or bool((mask == (keys & queries)).all()) else (mask, None)
 
 
 def _runs(sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]) -> tuple[Runs, ...]:
-    """Says what each rank contributes to an attention over `streams`."""
+    """Returns the tokens that each rank contributes to an attention over `streams`."""
     return tuple(
         tuple(zip(streams, lengths, strict=True)) for lengths in zip(*(sizes[s] for s in streams), strict=True)
     )

@@ -39,7 +39,7 @@ class RowParallel(Cut):
         adapter: its row; `splits` names where the image enters and `gather` where it leaves.
         mesh: the ranks.
         stages: attention stages, outermost first.
-        borders: how neighbours come to know of each other's rows.
+        borders: how neighbours exchange border rows.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RowParallel(Cut):
         hooks.add(self.module, InputHook(self._cut_inputs, signature), "split")
 
     def _attach_entry(self, hooks: HookSet, module: nn.Module, cuts: Mapping[str | int, Split]) -> None:
-        """Puts the hook on that cuts the one output of a module, or the arguments that are named."""
+        """Puts on the hook that cuts the output of a module, or the named arguments."""
         names = [str(name) for name, cut in cuts.items() if not cut.output]
         if not names:
             hooks.add(module, OutputHook(self._cut), "split-output")
@@ -103,7 +103,7 @@ class RowParallel(Cut):
         hooks.add(module, InputHook(change, signature_of(module)), "split")
 
     def begin_forward(self, sample: Tensor) -> None:
-        """Lays the rows of a call out over the ranks.
+        """Distributes the rows of a call over the ranks.
 
         Raises:
             UnsupportedError: there are too few rows for the ranks, or blocks that take rows in pairs get an odd number.
@@ -118,7 +118,7 @@ class RowParallel(Cut):
         self.split.begin(self.split.levels_of(halved(height, self._paddings)), 0, len(sample))
 
     def abandon(self) -> None:
-        """Drops messages under way without waiting, after an error."""
+        """Drops pending messages without waiting, after an error."""
         self.borders.abandon()
         for stage in self.stages:
             stage.abandon()
@@ -129,7 +129,7 @@ class RowParallel(Cut):
                 f"{self.adapter.model}: ip_adapter_masks were given, which cross-attention would stretch over this "
                 "rank's rows; leave them out, or use CfgParallel or DataParallel"
             )
-        # Where the text is made of a picture's embedding, there is none to give.
+        # Where the text is made from a picture's embedding, there is none to pass.
         is_given = getattr(self.module, "config", {}).get("encoder_hid_dim_type") == "image_proj"
         if self._reads_text and not is_given and named.get("encoder_hidden_states") is None:
             raise UnsupportedError(
@@ -157,7 +157,7 @@ class RowParallel(Cut):
     def spread(self, own: Tensor) -> Tensor:
         """Returns this rank's rows `[B, C, own H, W]` of any level in their place among zeros, `[B, C, H, W]`."""
         levels, index = self.split.levels, self.axis.index
-        # Near the last row two levels may have as many here, and then the width tells.
+        # Near the last row two levels may have equally many rows here; then the width decides.
         shapes = [(levels.sizes(level)[index], width) for level, width in enumerate(self._widths)]
         level = shapes.index((own.shape[2], own.shape[3]))
         if shapes.count(shapes[level]) > 1:

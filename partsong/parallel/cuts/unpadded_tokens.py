@@ -19,7 +19,7 @@ class UnpaddedTokens:
     """Counts the tokens that each sample has on each rank, and the samples that each attention has served.
 
     Such a model calls attention once per sample, so that the padding of a shorter text neither attends nor is attended
-    to. A rank's share of the text then has another length in every sample, from all of its tokens to none.
+    to. The length of a rank's share of the text then differs by sample, from all of its tokens to none.
 
     Attributes:
         counts: for each sample, its tokens on each rank; empty where no mask was cut in this call of the model.
@@ -47,7 +47,7 @@ class UnpaddedTokens:
         Raises:
             UnsupportedError: a token follows one that is left out.
         """
-        if mask.is_meta:  # a prediction from shapes alone: as many as there can be
+        if mask.is_meta:  # a prediction from shapes only: the most there can be
             self.counts = (sizes,) * len(mask)
         else:
             totals = self._known.of(partial(_tokens_kept, stream=stream), mask, key=stream)

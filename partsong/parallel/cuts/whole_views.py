@@ -35,8 +35,8 @@ def with_silent_queries(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Turns keys that every rank holds whole into a stream that is cut like any other.
 
-    Each rank keeps its share of those keys, and gets queries of zeros for it, whose answers nobody reads. So every key
-    takes part once, and the exchange needs to know nothing of this.
+    Each rank keeps its share of those keys, and adds queries of zeros for it, whose results are never read. So every
+    key takes part once, and the exchange needs to know nothing of this.
 
     Args:
         query: `[B, H, L, D]`, of this rank's tokens.

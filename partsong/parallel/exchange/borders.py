@@ -1,7 +1,8 @@
-"""Exchanges what convolutions and group norms need from other ranks when an image is cut into rows.
+"""Exchanges border rows for convolutions and statistics for group norms when an image is cut into rows.
 
 A convolution reads a few rows of the two neighbours, and a group norm needs the statistics of the whole image.
-`SyncBorders` waits for the fresh values. `DisplacedBorders` reads those of the step before while the fresh ones travel.
+`SyncBorders` waits for the fresh values. `DisplacedBorders` reads those of the previous step while fresh ones are in
+transit.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class SyncBorders(Borders):
         return True
 
     def abandon(self) -> None:
-        """Does nothing, since no message is left under way."""
+        """Does nothing, since no message is pending."""
 
 
 def neighbours(axis: Axis, first: Tensor | None, last: Tensor | None) -> tuple[dict[int, Tensor], dict[int, Tensor]]:

@@ -33,7 +33,7 @@ class _Branch:
     """Keeps what one guidance branch saw in its synchronous steps, and then its mailboxes.
 
     Attributes:
-        letters: what each layer sends and receives, in order of execution, for rows and for statistics.
+        letters: the shapes that each layer sends and receives, in order of execution, for rows and for statistics.
         history: what each layer of the last synchronous steps received, newest last.
         sent: what each layer of the last synchronous step sent, where a wire needs it.
         boxes: the mailbox of each layer, once the first displaced step has begun.
@@ -48,7 +48,7 @@ class _Branch:
 
 
 class DisplacedBorders(Borders):
-    """Reads values of the step before, or forecasts from the last two steps, while the fresh ones travel.
+    """Reads values of the previous step, or forecasts from the last two, while fresh ones are in transit.
 
     With ``order=0`` a group norm's statistics are corrected by how much the rank's own have changed, as in DistriFusion
     (arXiv 2402.19481) but with torch's biased variance. With ``order=1`` those of the other ranks are extrapolated in
@@ -81,29 +81,29 @@ class DisplacedBorders(Borders):
         clock.on_change(self.forget)
 
     def reset(self) -> None:
-        """Waits for what is under way and forgets it."""
+        """Waits for pending messages and forgets them."""
         for branch in list(self._branches):
             self.forget(branch)
 
     def forget(self, branch: int) -> None:
-        """Waits for what is under way for one branch, and forgets it."""
+        """Waits for pending messages of one branch, and forgets them."""
         for box in set(self._branches.pop(branch, _Branch()).boxes.values()):
             box.settle()
 
     def abandon(self) -> None:
-        """Forgets what is under way without waiting, after an error."""
+        """Forgets pending messages without waiting, after an error."""
         self._branches.clear()
 
     def sends(self, step: int, is_last: bool) -> bool:
-        """Says that the last step sends nothing, unless it is synchronous: no later step would read it."""
+        """Says whether a step sends rows: the last one only if it is synchronous, since no later step reads them."""
         return not is_last or step < self.warmup_steps
 
     def sends_statistics(self, step: int, is_last: bool) -> bool:
-        """Says the same of statistics, of which the last step too sends fresh ones."""
+        """Says whether a step sends statistics; the last step also sends fresh ones."""
         return self.fresh_norms or self.sends(step, is_last)
 
     def row_bytes(self, numbers: int, itemsize: int, step: int) -> int:
-        """Returns the bytes that the rows of one layer take in a message of a step, in chunks where there is a wire."""
+        """Returns the bytes of one layer's rows in a message, in chunks where there is a wire."""
         if self.wire is None or step < self.warmup_steps:
             return numbers * itemsize
         return bytes_sent(self.wire, (-(-numbers // CHUNK), 1, CHUNK), itemsize)
@@ -146,7 +146,7 @@ class DisplacedBorders(Borders):
         if self.order == 0:
             whole = merged(counts, table)
             return corrected_group_norm_stats(whole, (stale[0], stale[1]), own)
-        # A variance that falls fast may be extrapolated below zero; the rank's own is then the better guess.
+        # A variance that falls fast may be extrapolated below zero; then the rank's own is the better guess.
         table[:, 1] = torch.where(table[:, 1] > 0, table[:, 1], own[1])
         return merged(counts, table)
 

@@ -27,7 +27,7 @@ __all__ = ["DisplacedPatch", "DisplacedStage", "SlotsKey", "WarmUp", "attend_to"
 #: First steps that wait for fresh values.
 WarmUp = Annotated[int, Whole(1, why="the first step has nothing old to read")]
 
-#: What slots are for: layer, wave and guidance branch.
+#: Key of slots: layer, wave and guidance branch.
 SlotsKey = tuple[int, int, int]
 
 
@@ -44,7 +44,7 @@ class DisplacedPatch(Strategy):
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
-        warmup_steps: first steps that wait for fresh keys and values; the first step always has to.
+        warmup_steps: first steps that wait for fresh keys and values; the first step always does.
         order: 0 reads the last step's keys and values, 1 extrapolates linearly in time from the last two steps.
         norms: on UNets, ``fresh`` waits for the statistics of group norms, a few numbers per layer. ``forecast``
             displaces them too, which spoils pictures on four ranks with few rows each.
@@ -71,7 +71,7 @@ class DisplacedPatch(Strategy):
         return f"after {self.warmup_steps} steps, keys and values of the other ranks are {how}"
 
     def rounded(self) -> str | None:
-        """Says what travels by the wire."""
+        """Says what the wire compresses."""
         return rounding(self.wire, "keys and values", self.warmup_steps)
 
     def refuses(self, adapter: Adapter) -> str | None:
@@ -81,7 +81,7 @@ class DisplacedPatch(Strategy):
         return super(DisplacedPatch, self).refuses(adapter)
 
     def borders(self, axis: Axis, clock: StepClock) -> DisplacedBorders:
-        """Returns border rows as old as the keys and values; norms are as old where they are forecast."""
+        """Returns displaced border rows; norms are displaced too where they are forecast."""
         is_fresh, wire = self.norms == "fresh", border_wire_of(self.wire)
         return DisplacedBorders(axis, clock, self.warmup_steps, self.order, fresh_norms=is_fresh, wire=wire)
 
@@ -101,19 +101,19 @@ class DisplacedStage(Stage):
         clock.on_change(self.forget)
 
     def forget(self, branch: int) -> None:
-        """Waits for what is under way for one branch, and forgets it."""
+        """Waits for pending messages of one branch, and forgets them."""
         for kept in (self.slots, self.rotating):
             for key in [key for key in kept if key[2] == branch]:
                 kept.pop(key).settle()
 
     def reset(self) -> None:
-        """Waits for what is under way and forgets it."""
+        """Waits for pending messages and forgets them."""
         for slots in (*self.slots.values(), *self.rotating.values()):
             slots.settle()
         self.abandon()
 
     def abandon(self) -> None:
-        """Forgets what is under way without waiting, after an error."""
+        """Forgets pending messages without waiting, after an error."""
         self.slots.clear()
         self.rotating.clear()
 
@@ -131,7 +131,7 @@ class DisplacedStage(Stage):
         return self.run_after_warmup(call, key, slots, inner)
 
     def run_after_warmup(self, call: AttentionCall, key: SlotsKey, slots: Slots, inner: Inner) -> Tensor:
-        """Attends in a step after the warm-up; the first one decides how keys and values are kept from there on."""
+        """Attends in a step after the warm-up; the first one decides how keys and values are kept from then on."""
         if self.wire is None and self.sends_everything(slots.runs, call.layer):
             return self.run_displaced(call, slots, inner)
         del self.slots[key]
@@ -144,7 +144,7 @@ class DisplacedStage(Stage):
         return True
 
     def rotations(self, runs: tuple[Runs, ...], layer: int) -> list[Rotation]:
-        """Says what each rank sends in a step after the warm-up: all its rows to all others."""
+        """Returns what each rank sends in a step after the warm-up: all its rows to all others."""
         return [rotation_of(runs, sender, math.inf, 1.0) for sender in range(len(runs))]
 
     def run_warmup(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
@@ -159,7 +159,7 @@ class DisplacedStage(Stage):
         return attend_to(rows, everything(slots.runs), call, inner)
 
     def run_rotating(self, call: AttentionCall, slots: RotatingSlots, inner: Inner) -> Tensor:
-        """Attends to own fresh keys and to a forecast of the others', that took turns or came by a wire."""
+        """Attends to own fresh keys and to a forecast of the others', whose rows are sent in turns or compressed."""
         assert slots.runs == shard_runs(call), "the token count changed within a generation"
         rows = slots.forecast(call)
         if not self.clock.is_last_step:
@@ -167,7 +167,7 @@ class DisplacedStage(Stage):
         return attend_to(rows, everything(slots.runs), call, inner)
 
     def predict(self, shape: AttentionShape) -> tuple[int, tuple[AttentionShape, ...]]:
-        """Returns the bytes this rank sends in a step; in the last it sends nothing, unless that one waits."""
+        """Returns the bytes this rank sends in a step; nothing in the last one, unless that is synchronous."""
         row = (shape.batch, 2, shape.kv_heads, shape.head_dim)
         if shape.step < self.knobs.warmup_steps:
             return shape.sizes[shape.index] * (self.axis.size - 1) * math.prod(row) * shape.itemsize, (shape,)

@@ -8,7 +8,7 @@ __all__ = ["empty_block", "unpack_keys_values", "write_keys_values"]
 
 
 def empty_block(like: Tensor, tokens: int) -> Tensor:
-    """Makes room `[tokens, B, 2, H, D]` for keys and values that resemble keys `[B, H, L, D]`."""
+    """Allocates `[tokens, B, 2, H, D]` for keys and values like keys `[B, H, L, D]`."""
     batch, heads, _, dim = like.shape
     return like.new_empty((tokens, batch, 2, heads, dim))
 

@@ -13,18 +13,18 @@ from partsong.parallel.hooks.clock import StepClock
 
 __all__ = ["KnownRows", "Part", "Stretch"]
 
-#: How much of their last change rows are carried on by where that is a guess: once they are older than a step, and as
-#: the base of a residual. A straight line over several steps is unsure, and one through rounded values more so.
+#: Share of the last change by which rows are extrapolated where that is uncertain: when they are older than a step, and
+#: for the base of a residual. A line over several steps is uncertain, and one through rounded values more so.
 TREND = 0.5
 
 
 @dataclass(slots=True)
 class Stretch:
-    """Remembers a run of rows that is always refreshed as one.
+    """Describes a run of rows that are always refreshed together.
 
     Attributes:
-        rows: where it lies in a buffer.
-        steps: the steps that its older and its last known values are for; equal where one is known.
+        rows: its slice of a buffer.
+        steps: the steps of its older and its last known values; equal where only one is known.
     """
 
     rows: slice
@@ -40,20 +40,20 @@ class Stretch:
         older, last = self.steps
         if older == last or last == step:
             return 0.0
-        known = clock.reach(older, last, step)  # unknown without times: then steps are taken as even
+        known = clock.reach(older, last, step)  # unknown without times: steps are then assumed to be even
         return min((step - last) / (last - older), clock.MAX_RATIO) if known is None else known
 
 
-#: A stretch of a message, and how far its known values are carried on to be the base of a residual.
+#: A stretch of a message, and how far its known values are extrapolated as the base of a residual.
 Part = tuple[Stretch, float]
 
 
 class KnownRows:
-    """Holds the last and, where they are wanted, the older known values of rows.
+    """Holds the last known values of rows and, if needed, older ones.
 
     Args:
         last: the last known values `[L, B, 2, H, D]`.
-        older: room for older ones; None keeps none, and then nothing is carried on.
+        older: room for older ones; None keeps none, and then nothing is extrapolated.
         wire: how rows are written into messages; None sends them as they are.
     """
 
@@ -62,14 +62,14 @@ class KnownRows:
         self._sent: Tensor | None = None
 
     def carried(self, stretch: Stretch, ratio: float) -> Tensor:
-        """Returns the last known values of a stretch, carried on by a part of what they have changed by."""
+        """Returns the last known values of a stretch, extrapolated by a share of their last change."""
         last = self.last[stretch.rows]
         if self.older is None or ratio == 0.0:
             return last
         return torch.lerp(self.older[stretch.rows], last, 1.0 + TREND * ratio)
 
     def encode(self, values: Sequence[Tensor], parts: Sequence[Part]) -> Tensor:
-        """Writes rows of some stretches into a message of the wire."""
+        """Encodes rows of some stretches as a message of the wire."""
         assert self.wire is not None
         if self.wire.is_residual:
             values = [rows - self.carried(*part) for rows, part in zip(values, parts, strict=True)]
@@ -77,14 +77,14 @@ class KnownRows:
         return self._sent
 
     def room(self, rows: int) -> Tensor:
-        """Makes room for a message with so many rows."""
+        """Allocates a message for a number of rows."""
         shape = (rows, *self.last.shape[1:])
         if self.wire is None:
             return self.last.new_empty(shape)
         return message_room(self.wire, shape, self.last.device)
 
     def take(self, message: Tensor, parts: Sequence[Part], step: int) -> None:
-        """Puts the rows of a message, which are for some step, in the place of those known so far."""
+        """Replaces known rows by those of a message for some step."""
         sizes = [stretch.length for stretch, _ in parts]
         if self.wire is not None:
             message = self.wire.decode(message, (sum(sizes), *self.last.shape[1:])).to(self.last.dtype)
@@ -94,7 +94,7 @@ class KnownRows:
             self.put(stretch, values, step)
 
     def put(self, stretch: Stretch, values: Tensor, step: int) -> None:
-        """Puts values for some step in the place of those known so far."""
+        """Replaces known rows by values for some step."""
         if self.older is not None:
             self.older[stretch.rows] = self.last[stretch.rows]
         self.last[stretch.rows] = values

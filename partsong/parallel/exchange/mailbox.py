@@ -14,7 +14,7 @@ from partsong.parallel.ranks.mesh import Axis
 
 __all__ = ["CHUNK", "Letter", "Mailbox"]
 
-#: Numbers that share a scale where there is a wire. Every layer begins a chunk, so its bytes do not depend on others.
+#: Numbers that share a scale where there is a wire. Every layer starts a chunk, so its bytes do not depend on others.
 CHUNK = 64
 
 #: Shapes by peer.
@@ -30,7 +30,7 @@ class Letter:
 
 
 class _Flat:
-    """Holds one flat buffer per peer, and a view of every layer's tensor in it, which begins a chunk."""
+    """Holds one flat buffer per peer, with a view of every layer's tensor in it; each starts a chunk."""
 
     def __init__(self, shapes: Mapping[int, Shapes], like: Tensor, chunk: int = 1) -> None:
         self.buffers: dict[int, Tensor] = {}
@@ -57,8 +57,8 @@ class _Flat:
 class Mailbox:
     """Carries the letters of a run of layers, which every rank visits once per step and in the same order.
 
-    A step first opens the box. That waits for what the peers sent in the step before and, where two older steps are
-    held, extrapolates. Then each layer reads and writes its tensors, and the last layer's write posts all of them. No
+    A step first opens the box. This waits for the messages of the previous step and, where two older steps are held,
+    extrapolates. Then each layer reads and writes its tensors, and the last layer's write posts all of them. No
     memory is allocated after construction.
 
     Args:
@@ -68,8 +68,9 @@ class Mailbox:
         like: a tensor of the letters' type and device.
         name: what errors call the messages.
         keep: steps to look back on, 1 or 2.
-        wire: how letters are written into messages; None sends them as they are. Residuals are to what was sent last.
-        sent: what each layer sent in the last step; wanted where there is a wire.
+        wire: how letters are written into messages; None sends them as they are. Residuals are relative to what was
+            sent last.
+        sent: what each layer sent in the last step; needed where there is a wire.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Mailbox:
         self.wire, chunk = wire, 1 if wire is None else CHUNK
         outgoing = {layer: letter.sends for layer, letter in letters.items()}
         self._outgoing = _Flat(outgoing, like, chunk)
-        # What the peers know of this rank's, where there is a wire.
+        # What the peers know of this rank's values, where there is a wire.
         self._sent = _Flat(outgoing, like, chunk) if sent is not None else self._outgoing
         for layer, tensors in (sent or {}).items():
             self._sent.write(layer, tensors)
@@ -97,7 +98,7 @@ class Mailbox:
         known = min([keep, *map(len, past.values())])
         self._keep = keep
         self._held = [_Flat(shapes, like, chunk) for _ in range(known)]  # newest last
-        # What is being read may not be overwritten by what arrives, so there is one buffer more than is read.
+        # Arriving values must not overwrite those being read, so there is one buffer more than is read.
         self._free = [_Flat(shapes, like, chunk) for _ in range(keep + 1 - known)]
         for layer, steps in past.items():
             for flat, tensors in zip(reversed(self._held), reversed(steps), strict=False):
@@ -145,7 +146,7 @@ class Mailbox:
             self._pending = exchange(self.axis, sends, recvs, name=self.name)
 
     def _encoded(self, wire: Wire) -> dict[int, Tensor]:
-        """Writes what goes to each peer into a message, and takes it as the peer does."""
+        """Encodes the message to each peer, and applies it here as the peer does."""
         messages = {}
         for peer, values in self._outgoing.buffers.items():
             base = self._sent.buffers[peer]
@@ -160,7 +161,7 @@ class Mailbox:
         }
 
     def settle(self) -> None:
-        """Waits for the letters under way."""
+        """Waits for the pending letters."""
         if self._pending is None or self._incoming is None:
             return
         self._pending.wait()
@@ -174,6 +175,6 @@ class Mailbox:
 
 
 def _decoded(wire: Wire, message: Tensor, base: Tensor) -> Tensor:
-    """Returns the values that a message says, of which both ends know `base`."""
+    """Decodes a message into values; both ends know `base`."""
     values = wire.decode(message, (len(base) // CHUNK, 1, CHUNK)).view(-1).to(base.dtype)
     return base + values if wire.is_residual else values

@@ -29,16 +29,16 @@ CANDIDATES = (0.1, 0.2, 0.3, 0.5, 1.0)
 class PartialPatch(DisplacedPatch):
     """Like `DisplacedPatch`, but a step refreshes only a portion of what ranks know of each other's keys and values.
 
-    A rank attends to all tokens: to its own patch, fresh, and to a forecast of every other token from the last two
-    values it was sent, carried on by their age. After the warm-up these arrive in turns, so that a step moves no more
-    rows than if each rank were sent all text and what lies within `portion` of a patch from its borders. Approximate;
+    A rank attends to all tokens: to its own patch, fresh, and to a forecast of every other token, extrapolated by its
+    age from the last two values sent. After the warm-up these arrive in turns, so that a step moves no more rows than
+    if each rank were sent all text and the tokens within `portion` of a patch from its borders. Approximate;
     with ``warmup_steps`` at or above the number of steps it is exact, and with a portion of at least the number of
     ranks less one it is `DisplacedPatch`.
 
     ``portion="auto"`` gives every attention layer its own portion, the same on all ranks: the smallest of `CANDIDATES`
-    which could do without all that lies farther with an error of at most `error_budget`, or else everything. The error
+    for which leaving out all farther tokens causes an error of at most `error_budget`, or else everything. The error
     is the norm of the change in the attention's output over that of the full output, in the last step of the warm-up.
-    The worst rank, branch and wave counts.
+    The worst rank, branch and wave decide.
 
     Use it when links are so slow that even the messages of `DisplacedPatch` come late, and steps are many.
 
@@ -46,11 +46,11 @@ class PartialPatch(DisplacedPatch):
         degree: as in `DisplacedPatch`, and so are `warmup_steps`, `order`, `norms` and `wire`.
         portion: the image tokens of a step, in patches on either side of a rank; more than 1 counts part of the next
             patch but one. Parts of a patch are rounded up to tokens. ``"auto"`` chooses for each layer.
-        far: share of these tokens that are taken from all in turn. The rest are those nearest to a rank's borders, in
-            every step.
+        far: share of these tokens that comes from all tokens in turn. The rest are always the tokens nearest to a
+            rank's borders.
         error_budget: the largest error ``"auto"`` accepts from leaving keys out, in one layer and step.
 
-    Source: PCPP, arXiv 2412.02962, which leaves out what lies farther. That all tokens take turns, the forecast by age
+    Source: PCPP, arXiv 2412.02962, which leaves out farther tokens. Sending all tokens in turns, the forecast by age
     and a portion for each layer are partsong's.
     """
 
@@ -70,7 +70,7 @@ class PartialPatch(DisplacedPatch):
         )
 
     def validate(self) -> None:
-        """Refuses a wire where the ranks are sent different rows."""
+        """Refuses compression where the ranks are sent different rows."""
         super(PartialPatch, self).validate()
         if self.wire != "none" and self.far < 1.0:
             raise ArgumentError(
@@ -91,7 +91,7 @@ class PartialStage(DisplacedStage):
     """Attends to own fresh and others' forecast keys, and sends a portion of the fresh ones.
 
     Attributes:
-        portions: what ``"auto"`` has chosen for each layer in this generation; empty until then.
+        portions: those that ``"auto"`` has chosen for each layer in this generation; empty before.
     """
 
     def __init__(self, axis: Axis, clock: StepClock, knobs: PartialPatch, everyone: Axis) -> None:
@@ -103,7 +103,7 @@ class PartialStage(DisplacedStage):
         self._errors: dict[int, Tensor] = {}
 
     def reset(self) -> None:
-        """Waits for what is under way, and forgets it and the portions."""
+        """Waits for pending messages, and forgets them and the portions."""
         super().reset()
         self.portions, self._errors = {}, {}
 
@@ -135,7 +135,7 @@ class PartialStage(DisplacedStage):
         return not any(rotation.takes_turns for rotation in self.rotations(runs, layer))
 
     def rotations(self, runs: tuple[Runs, ...], layer: int) -> list[Rotation]:
-        """Says what each rank sends in a step after the warm-up."""
+        """Returns what each rank sends in a step after the warm-up."""
         portion = self.portion(layer) if self.portion(layer) < len(runs) - 1 else math.inf
         return [rotation_of(runs, sender, portion, self.far) for sender in range(len(runs))]
 

@@ -27,7 +27,7 @@ __all__ = ["WHOLE_STEPS", "Ring", "RingStage", "ring_stage"]
 #: The rank of a block of keys and values `[B, H, L, D]`, and the two.
 Block = tuple[int, Tensor, Tensor]
 
-#: First steps in which residual wires send blocks as they are: two, so that their base may be carried on.
+#: First steps in which residual wires send blocks as they are: two, so that their base can be extrapolated.
 WHOLE_STEPS = 2
 
 
@@ -35,7 +35,7 @@ WHOLE_STEPS = 2
 class Ring(Wired):
     """Splits tokens over ranks and passes key/value blocks from rank to rank. Exact.
 
-    The next block is under way while the current one is computed, and each block's attention continues from the result
+    The next block is in transit while the current one is computed, and each block's attention is merged into the result
     so far by its log-sum-exp. Takes any number of heads, also fewer than ranks, and memory for two blocks of keys.
 
     Use it when sequences are long and links are those of PCI Express, or when there are more ranks than heads.
@@ -43,7 +43,7 @@ class Ring(Wired):
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         wire: how blocks are written into messages (docs/wires.md). Any but ``none`` rounds them, which is approximate;
-            residuals are to what the steps before have brought, and cost memory for the keys and values of all layers.
+            residuals are relative to earlier steps, and cost memory for the keys and values of all layers.
 
     Source: Ring Attention, arXiv 2310.01889; residual messages are those of CompactFusion.
 
@@ -72,7 +72,7 @@ class Ring(Wired):
 
 
 def ring_stage(axis: Axis, clock: StepClock, wire: WireName) -> RingStage:
-    """Returns the stage of a ring whose blocks travel by a wire."""
+    """Returns the stage of a ring, for plain or compressed blocks."""
     chosen = wire_of(wire)
     return RingStage(axis) if chosen is None else WiredRingStage(axis, clock, chosen)
 
@@ -92,7 +92,7 @@ class RingStage(Stage):
         return total[0].to(call.q.dtype)
 
     def blocks(self, call: AttentionCall) -> Iterator[Block]:
-        """Yields the keys and values of every rank, this one's first; the next are under way meanwhile."""
+        """Yields the keys and values of every rank, this one's first, while the next are in transit."""
         block = empty_block(call.k, call.k.shape[2])
         write_keys_values(block, call.k, call.v)
         k, v = call.k, call.v
@@ -106,7 +106,7 @@ class RingStage(Stage):
         yield (self.axis.index + 1) % self.axis.size, k, v
 
     def turns(self) -> Iterator[tuple[int, int]]:
-        """Yields for every turn but the last whose block is at hand, and whose comes in."""
+        """Yields, for every turn but the last, the owner of the current block and of the one that arrives."""
         size, me = self.axis.size, self.axis.index
         return (((me - turn) % size, (me - turn - 1) % size) for turn in range(size - 1))
 
@@ -117,12 +117,12 @@ class RingStage(Stage):
 
 
 class WiredRingStage(RingStage):
-    """Attends to blocks that come around as messages of a wire, which every rank passes on as it got them.
+    """Attends to blocks that come around as compressed messages, which every rank passes on unchanged.
 
-    So all ranks read the same of a block, and where the wire carries residuals, all know the same of the steps before.
+    So all ranks read the same values of a block, and with residuals, all know the same earlier values.
 
     Attributes:
-        known: for each layer, wave and branch the rows of all ranks as they were read, and where those of each lie.
+        known: for each layer, wave and branch the decoded rows of all ranks, and the position of each rank's.
     """
 
     def __init__(self, axis: Axis, clock: StepClock, wire: Wire) -> None:
@@ -138,11 +138,11 @@ class WiredRingStage(RingStage):
             del self.known[key]
 
     def abandon(self) -> None:
-        """Forgets what is known; no message is left under way."""
+        """Forgets what is known; no message is pending."""
         self.known.clear()
 
     def blocks(self, call: AttentionCall) -> Iterator[Block]:
-        """Yields own keys and values as they are, and those of the others as they were read from messages."""
+        """Yields this rank's keys and values as they are, and those of the others as decoded from messages."""
         key, step = (call.layer, call.wave, self.clock.branch), self.clock.step
         is_whole = self.wire.is_residual and (step < WHOLE_STEPS or key not in self.known)
         if key not in self.known:
@@ -173,7 +173,7 @@ class WiredRingStage(RingStage):
         return KnownRows(buffers[0], buffers[1] if len(buffers) > 1 else None, self.wire), stretches
 
     def _take(self, known: KnownRows, message: Tensor, part: tuple[Stretch, float], is_whole: bool) -> Tensor:
-        """Takes the block of one rank, and returns it."""
+        """Decodes the block of one rank, and returns it."""
         if is_whole:
             known.put(part[0], message, self.clock.step)
         else:

@@ -1,4 +1,4 @@
-"""Keeps the last known keys and values of all ranks, of which every step refreshes all or a part."""
+"""Keeps the last known keys and values of all ranks; every step refreshes all or some of them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["RotatingSlots"]
 
 
 class RotatingSlots:
-    """Holds for each row of one layer and branch the two last known values, which may be of any steps.
+    """Holds the two last known values, of any steps, for each row of one layer and branch.
 
-    A rank sends its rows as they will be in the next step, as far as a straight line through this step and the one
-    before tells, since it alone knows both exactly. What is read later is carried on from there by its age.
+    A rank sends its rows extrapolated to the next step along a straight line through this step and the one before,
+    since only it knows both exactly. Rows that are read later are extrapolated further by their age.
 
-    With a wire whose messages carry residuals, their base is what the receiver would read in the step they are for. The
-    sender keeps the same values of its own rows, and takes what it has sent as the others do.
+    With a residual wire, the base is what the receiver would read in the step the message is for. The
+    sender keeps the same values of its own rows, and decodes its own messages as the others do.
 
     Args:
-        whole: what was gathered in the warm-up; its buffers are taken over.
+        whole: the gathered values of the warm-up; their buffers are reused.
         layer: number of the layer, which decides its turn.
         rotations: what each rank sends, in order of ranks.
         wire: how rows are written into messages; None sends them as they are.
@@ -39,7 +39,7 @@ class RotatingSlots:
 
     Attributes:
         runs: the token runs of every shard.
-        known: the last known values of all rows; of this rank's own, those that the others know where there is a wire.
+        known: the last known values of all rows; with a wire, those of its own rows that the others know.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RotatingSlots:
         last, older, steps = whole.held[-1], None, (self._step, self._step)
         self._now = whole.free.pop()
         if len(whole.held) == 2:
-            # What the warm-up brought is put as if its last step had sent a forecast of this one.
+            # The values of the warm-up are stored as if its last step had sent a forecast of this one.
             ratio = Stretch(self.own, (whole.steps[0], self._step)).ratio(clock, clock.step)
             older, last, steps = last, whole.held[0].lerp_(last, 1.0 + ratio), (self._step, clock.step)
         elif whole.order:
@@ -63,7 +63,7 @@ class RotatingSlots:
         self._stretches = [self._cut(sender, steps) for sender in range(self.axis.size)]
 
     def _cut(self, sender: int, steps: tuple[int, int]) -> dict[int, Stretch]:
-        """Returns the stretches of a rank's rows by the first of them, as this rank is sent them, or would be."""
+        """Returns the stretches in which this rank is (or would be) sent a rank's rows, by their first row."""
         me, rotation = self.axis.index, self._rotations[sender]
         viewer = me if sender != me else (me + 1) % self.axis.size
         start = offsets([sum(length for _, length in shard) for shard in self.runs])[sender]
@@ -71,7 +71,7 @@ class RotatingSlots:
         return {rows.start: Stretch(slice(start + rows.start, start + rows.stop), steps) for rows in parts}
 
     def forecast(self, call: AttentionCall) -> Tensor:
-        """Returns own fresh rows, and of the others' the last known values, carried on by their age."""
+        """Returns this rank's fresh rows and the last known values of the others', extrapolated by their age."""
         self.settle()
         for sender, stretches in enumerate(self._stretches):
             if sender != self.axis.index:
@@ -81,7 +81,7 @@ class RotatingSlots:
         return self._now
 
     def send(self) -> None:
-        """Sends each rank what of this rank's rows is due, and receives the same of the others."""
+        """Sends each rank those of this rank's rows that are due, and receives those of the others."""
         me, target = self.axis.index, self._target()
         sends: dict[int, Tensor] = {}
         recvs: dict[int, Tensor] = {}
@@ -89,7 +89,7 @@ class RotatingSlots:
             due = rotation.due(self._clock.step, self.layer)
             if sender == me and self.wire is None:
                 sends = {peer: _packed(target, slices) for peer, slices in enumerate(due) if slices}
-            elif sender == me:  # all others are sent the same, and it is taken here as well
+            elif sender == me:  # all others get the same message, and it is decoded here as well
                 slices = next(filter(None, due))
                 parts = self._parts(me, slices)
                 message = self.known.encode([target[rows] for rows in slices], parts)
@@ -101,7 +101,7 @@ class RotatingSlots:
         self._pending = exchange(self.axis, sends, recvs, name="displaced patches")
 
     def _target(self) -> Tensor:
-        """Returns this rank's rows as they will be in the next step, as far as the last two tell."""
+        """Returns this rank's rows, extrapolated to the next step from the last two."""
         fresh, step = self._now[self.own], self._clock.step
         ratio = Stretch(self.own, (self._step, step)).ratio(self._clock, step + 1)
         target = fresh if self.known.older is None else torch.lerp(self._before, fresh, 1.0 + ratio)
@@ -114,7 +114,7 @@ class RotatingSlots:
         return [(stretch, stretch.ratio(self._clock, self._clock.step + 1)) for stretch in stretches]
 
     def settle(self) -> None:
-        """Waits for the rows of the last step, and puts them in the place of those they replace."""
+        """Waits for the rows of the last step, and stores them."""
         if self._pending is None:
             return
         self._pending.wait()
@@ -125,7 +125,7 @@ class RotatingSlots:
 
 
 def _packed(rows: Tensor, slices: Slices) -> Tensor:
-    """Puts rows into one piece of memory; those that lie together are sent from where they are."""
+    """Copies rows into one piece of memory; contiguous ones are sent without a copy."""
     if all(one.stop == other.start for one, other in itertools.pairwise(slices)):
         return rows[slices[0].start : slices[-1].stop]
     return torch.cat([rows[part] for part in slices])

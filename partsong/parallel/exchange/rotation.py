@@ -1,6 +1,6 @@
-"""Decides which of its rows a rank sends to whom in which step, where most rows are refreshed in turns.
+"""Decides which rows a rank sends to which rank in which step, where most rows are refreshed in turns.
 
-All of it is a function of sizes, ranks, layer and step, so the two ends of every message agree without a word.
+All of it is a function of sizes, ranks, layer and step, so both ends of a message agree without communicating.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ View = tuple[Pieces, ...]
 #: Runs of a shard's rows, in order.
 Slices = tuple[slice, ...]
 
-#: Blocks that rows are cut into for their turns, unless the budget is so small that it takes more.
+#: Blocks into which rows are cut for their turns, unless a small budget needs more.
 MOST_BLOCKS = 16
 
 
@@ -46,7 +46,7 @@ def visible(shard: Runs, distance: int, portion: float) -> Pieces:
 def _reach(shard: Runs, distance: int, portion: float) -> int:
     """Counts the image tokens of a shard that are within a portion of a patch."""
     reach = min(max(portion - abs(distance) + 1.0, 0.0), 1.0)
-    return math.ceil(reach * _images(shard) - 1e-9)  # 1.3 - 1 is a little more than 0.3, and not one token more
+    return math.ceil(reach * _images(shard) - 1e-9)  # 1.3 - 1 is slightly more than 0.3, which must not add a token
 
 
 def _images(shard: Runs) -> int:
@@ -69,7 +69,7 @@ def _nearest(shard: Runs, distance: int, count: int) -> Pieces:
 
 
 def view_of(runs: Sequence[Runs], viewer: int, portion: float) -> View:
-    """Returns what lies near one rank in every shard; in its own everything does."""
+    """Returns the rows near one rank in every shard; its own shard counts as a whole."""
     return tuple(visible(shard, viewer - index, portion) for index, shard in enumerate(runs))
 
 
@@ -92,7 +92,7 @@ def select(whole: Tensor, runs: Sequence[Runs], view: View) -> Iterator[Tensor]:
 
 
 def _joined(parts: Iterator[slice]) -> Slices:
-    """Joins slices, which are in order, into as few as possible."""
+    """Joins sorted slices into as few as possible."""
     joined: list[slice] = []
     for rows in parts:
         if joined and joined[-1].stop == rows.start:
@@ -109,7 +109,7 @@ class Rotation:
     Attributes:
         always: for each rank, the rows it is sent in every step.
         blocks: for each block of the others and each rank, the rows of that block that it is sent.
-        taken: how many blocks a step sends; the next step goes on with the block after them, in a circle.
+        taken: how many blocks a step sends; the next step continues with the block after them, in a circle.
     """
 
     always: tuple[Slices, ...]
@@ -122,7 +122,7 @@ class Rotation:
         return self.taken < len(self.blocks)
 
     def due(self, step: int, layer: int) -> tuple[Slices, ...]:
-        """Returns for each rank the rows it is sent in a step; layers begin with different blocks."""
+        """Returns for each rank the rows it is sent in a step; layers start with different blocks."""
         first = (step + layer) * self.taken
         turn = [self.blocks[(first + number) % len(self.blocks)] for number in range(self.taken)]
         by_rank = zip(*turn, strict=True)
@@ -137,11 +137,11 @@ class Rotation:
 def rotation_of(runs: tuple[Runs, ...], sender: int, portion: float, far: float) -> Rotation:
     """Plans what one rank sends in each step.
 
-    A step's budget, in rows, is that of the busiest rank if all ranks sent each other what is `visible` within
-    `portion`, and at least a row for each rank. Of the image tokens' share of it, what is not for far rows is spent on
-    the tokens nearest to each rank, in every step. All other rows, and all text, are cut into blocks, as many for each
-    rank, that take turns. The number of blocks, and how many of them a step sends, are those that spend most of the
-    budget. With ``far=1`` a block has the same rows for all ranks.
+    A step's budget, in rows, is what the busiest rank would send if all ranks sent each other the rows `visible` within
+    `portion`, and at least a row for each rank. The image tokens' share of it that is not reserved for far rows is
+    spent on the tokens nearest to each rank, in every step. All other rows, and all text, are cut into blocks that take
+    turns, equally many for each rank. The number of blocks, and how many of them a step sends, are chosen to use most
+    of the budget. With ``far=1`` a block has the same rows for all ranks.
 
     Args:
         runs: the token runs of every shard.
@@ -172,13 +172,13 @@ def _rows_within(runs: tuple[Runs, ...], sender: int, portion: float) -> int:
 
 
 def _blocks(rows: Sequence[int], budget: int) -> tuple[int, int]:
-    """Returns how many blocks of how many a step sends, so that it spends most of its budget, with few blocks."""
+    """Returns how many blocks there are and how many a step sends: few blocks that use most of the budget."""
     total, most = sum(rows), max(rows)
     if total <= budget:
         return 1, 1
     best = Fraction(0)
     for number in range(1, max(MOST_BLOCKS, math.ceil(most / (budget // len(rows) or 1))) + 1):
-        sizes = [split_sizes(count, number) for count in rows]  # longer ones first: no turn has more than the first
+        sizes = [split_sizes(count, number) for count in rows]  # longer ones first, so the first turn has most rows
         taken = budget * number // total
         while sum(sum(parts[:taken]) for parts in sizes) > budget:
             taken -= 1
@@ -188,14 +188,14 @@ def _blocks(rows: Sequence[int], budget: int) -> tuple[int, int]:
 
 
 def _without(shard: Runs, taken: Slices) -> Slices:
-    """Returns the rows of a shard that some slices, which are in order, do not cover."""
+    """Returns the rows of a shard that some sorted slices do not cover."""
     edges = [0, *chain.from_iterable((rows.start, rows.stop) for rows in taken)]
     edges.append(sum(length for _, length in shard))
     return _joined(slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True))
 
 
 def _cut(slices: Slices, number: int) -> list[Slices]:
-    """Cuts rows, given as slices, into blocks that are as even as can be."""
+    """Cuts rows, given as slices, into blocks as even as possible."""
     left, blocks = list(reversed(slices)), []
     for size in split_sizes(count_rows(slices), number):
         block: list[slice] = []

@@ -27,8 +27,8 @@ class Slots:
 
     Attributes:
         held: the rows of the last steps, newest last.
-        steps: beside each of `held`, the step it is of.
-        own: where this rank's rows lie in a buffer.
+        steps: the step of each of `held`.
+        own: the slice of this rank's rows in a buffer.
     """
 
     def __init__(self, axis: Axis, runs: tuple[Runs, ...], like: Tensor, order: int) -> None:
@@ -52,13 +52,13 @@ class Slots:
         return whole
 
     def forecast(self, call: AttentionCall, clock: StepClock) -> Tensor:
-        """Returns own fresh rows and a forecast of the others'; those of the last step where there is one step only."""
+        """Returns own fresh rows and a forecast of the others'; the last values where only one step is known."""
         self.settle()
         ratio = clock.reach(*self.steps) if len(self.held) == 2 else None
         if ratio is None:
             rows = self.held[-1]
         else:
-            # The older step is not needed any more: last + ratio * (last - older) is written over it.
+            # The older step is no longer needed: last + ratio * (last - older) is written over it.
             rows, last = self.held.pop(0), self.held[-1]
             self.steps.pop(0)
             for others in (slice(0, self.own.start), slice(self.own.stop, None)):
@@ -86,7 +86,7 @@ class Slots:
 
     @property
     def is_empty(self) -> bool:
-        """Says whether nothing old can be read, now or after a wait."""
+        """Says whether there is nothing old to read, even after waiting."""
         return not self.held and self._pending is None
 
     def _hold(self, step: int, rows: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Splits an image into patches, whose ranks wait for fresh keys, values, border rows and statistics."""
+"""Splits an image into patches; ranks wait for fresh keys, values, border rows and statistics."""
 
 from __future__ import annotations
 

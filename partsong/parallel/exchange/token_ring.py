@@ -27,10 +27,10 @@ Partial = tuple[Tensor, Tensor]
 class TokenRing(Wired):
     """Splits tokens over ranks; queries go around them, and partial results come straight back. Exact.
 
-    Keys and values never move. While a rank computes on one block of queries, the next block is on its way in and the
-    last partial result on its way back, so both directions of the links carry data. Takes any number of heads; masks of
+    Keys and values never move. While a rank computes on one block of queries, the next block arrives and the last
+    partial result travels back, so both directions of the links carry data. Takes any number of heads; masks of
     keys stay with their keys. `Ring` sends fewer bytes in all, and far fewer where query heads share a key/value head.
-    Where they do not, this one sends half as much in each direction.
+    Otherwise TokenRing sends half as much in each direction.
 
     Use it when all ranks are linked to each other in both directions and each query head has its own key head.
 
@@ -55,7 +55,7 @@ class TokenRing(Wired):
 
 
 class TokenRingStage(Stage):
-    """Answers one block of queries after the other from the keys and values at hand."""
+    """Answers one block of queries after the other from the local keys and values."""
 
     def __init__(self, axis: Axis, wire: Wire | None = None) -> None:
         self.axis, self.wire = axis, wire
@@ -71,12 +71,12 @@ class TokenRingStage(Stage):
         for turn in range(self.axis.size + 1):
             pending, incoming, returned = self._exchange(call, turn, queries, letter)
             if turn < self.axis.size:
-                if call.whole_mask is not None:  # what the queries at hand see of the own keys
+                if call.whole_mask is not None:  # the mask of the current queries over this rank's keys
                     mask = mask_rows(call.whole_mask, call.sizes, (self.axis.index - turn) % self.axis.size)
                     mask = mask[self.axis.index]
                 part = masked_attention(block.transpose(1, 2), call.k, call.v, mask, call.scale)
                 letter = _pack(part, self.wire) if turn else None
-                # A rank keeps its own part. It is the first, so the result has its memory layout.
+                # A rank keeps its own part, which is the first, so the result has its memory layout.
                 parts += [] if turn else [part]
             pending.wait()
             parts += [] if returned is None else [_unpack(returned, call.q, self.wire)]
@@ -86,7 +86,7 @@ class TokenRingStage(Stage):
         return merge(parts)[0]
 
     def _shape(self, call: AttentionCall, turn: int) -> tuple[int, ...]:
-        """Returns the shape `[B, L, H, D]` of the queries that are here in a turn."""
+        """Returns the shape `[B, L, H, D]` of a turn's queries."""
         batch, heads, _, dim = call.q.shape
         return batch, call.sizes[(self.axis.index - turn) % self.axis.size], heads, dim
 

@@ -26,8 +26,8 @@ __all__ = ["Ulysses", "UlyssesStage"]
 class Ulysses(Wired):
     """Splits tokens over ranks and swaps tokens for heads around each self-attention. Exact.
 
-    A rank's heads are exchanged in waves. While one wave is computed, the next is on its way in and the last one's
-    outputs are on their way back, so a rank waits only for the first way in and the last way back. Each wave takes two
+    A rank's heads are exchanged in waves. While one wave is computed, the next arrives and the last one's outputs
+    travel back, so a rank waits only for the first arrival and the last return. Each wave takes two
     messages per peer: queries, keys and values together, then the outputs. Heads and tokens that do not divide are
     shared unevenly, and grouped key/value heads go where they are needed.
 
@@ -35,7 +35,7 @@ class Ulysses(Wired):
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
-        waves: number of exchanges for the heads of a rank; a rank with fewer groups of heads leaves some empty.
+        waves: number of exchanges for the heads of a rank; some are empty on a rank with fewer groups of heads.
         wire: ``fp8`` and ``int8`` round what travels, with a scale for each token and head (docs/wires.md), which is
             approximate.
 
@@ -132,7 +132,7 @@ class UlyssesStage(Stage):
             pending.wait()
             q, k, v = _unpack(arrived, mine, group)
             out = q  # no heads in this wave, but the others' outputs still come back
-            if mine.rows or wave == 0:  # inner stages may meet all ranks, so every rank calls them once at least
+            if mine.rows or wave == 0:  # inner stages may involve all ranks, so every rank calls them at least once
                 out = inner(replace(call, q=q, k=k, v=v, wave=call.wave * self.waves + wave, **outer))
             leaving.append(self._collect(out, shares, call, whole))
         for finish in leaving:
@@ -144,7 +144,7 @@ class UlyssesStage(Stage):
         return call.sizes[first : first + self.axis.size]
 
     def _outer(self, call: AttentionCall | AttentionShape) -> dict[str, Any]:
-        """Describes the shards that are still apart when this axis' ranks have put theirs together."""
+        """Describes the shards that are still separate once this axis' ranks have joined theirs."""
         size = self.axis.size
         sizes = tuple(sum(call.sizes[start : start + size]) for start in range(0, len(call.sizes), size))
         return {"sizes": sizes, "runs": merged_runs(call.runs, size), "index": call.index // size}
@@ -161,7 +161,7 @@ class UlyssesStage(Stage):
         for peer in (p for p in range(self.axis.size) if p != me):
             _pack(sends[peer], call, shares[peer])
         pending = self._swap(sends, recvs, "Ulysses: tokens to heads")
-        _pack(recvs[me], call, shares[me])  # own rows while the others' are under way
+        _pack(recvs[me], call, shares[me])  # own rows while the others' are in transit
         return arrived, pending
 
     def _swap(self, sends: Sequence[Tensor], recvs: Sequence[Tensor], name: str) -> Pending:

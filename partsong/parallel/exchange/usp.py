@@ -27,8 +27,8 @@ class Usp(Wired):
         ulysses_degree: ranks that share heads; None takes what the ring leaves.
         ring_degree: groups in the ring; None takes what Ulysses leaves. With both None the ring gets 2 groups when the
             number of ranks divides by 4, and else 1.
-        wire: ``fp8`` and ``int8`` round what travels, as in `Ulysses` and `Ring`, which is approximate. For a ring of
-            residuals compose these two.
+        wire: ``fp8`` and ``int8`` round what travels, as in `Ulysses` and `Ring`, which is approximate. To send
+            residuals in the ring, compose these two.
 
     Source: USP, arXiv 2405.07719.
     """
@@ -46,7 +46,7 @@ class Usp(Wired):
         return {"ring": self.ring_degree, "ulysses": self.ulysses_degree}
 
     def share(self, ranks: int) -> dict[str, int]:
-        """Lays `ranks` ranks out over the degrees that are None; both None prefers a ring of 2 groups."""
+        """Distributes `ranks` ranks over the degrees that are None; if both are, it prefers a ring of 2 groups."""
         if self.ulysses_degree is None and self.ring_degree is None:
             ring = 2 if ranks % 4 == 0 else 1
             return {"ring": ring, "ulysses": ranks // ring}

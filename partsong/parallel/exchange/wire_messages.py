@@ -1,4 +1,4 @@
-"""Moves tensors between ranks by a wire."""
+"""Moves tensors between ranks in compressed messages."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["exchange_by_wire"]
 def exchange_by_wire(
     axis: Axis, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], wire: Wire | None, *, name: str
 ) -> Pending:
-    """Posts messages to and from peers of an axis and returns at once; waiting for them reads those of a wire.
+    """Posts messages to and from peers of an axis and returns at once; waiting for them decodes them.
 
     Args:
         axis: the ranks taking part.
         sends: contiguous block `[..., D]` for each peer index; empty ones are not sent.
         recvs: contiguous block to fill from each peer index; empty ones are not received.
-        wire: how they are written; it carries values, not residuals. None sends them as they are.
+        wire: how they are encoded; it carries values, not residuals. None sends them as they are.
         name: what errors call it.
     """
     if wire is None:

@@ -1,9 +1,9 @@
-"""Writes keys and values as fewer bytes for messages, and reads them back alike on every rank.
+"""Encodes keys and values as messages of fewer bytes, and decodes them alike on every rank.
 
 A wire turns a block `[L, ..., H, D]` of L tokens into a message, one piece of memory of bytes, and back. Those that
-round to 8 bits carry the values themselves. The others carry the *residual*: what is left of the values after a base
-that both ends hold already, such as what the step before has brought. Both ends add to it what the message says, the
-sender too, so their bases stay equal bit for bit, and what a message could not say is part of the next residual.
+round to 8 bits carry the values themselves. The others carry the *residual*: the difference from a base that both
+ends hold already, such as the values of the previous step. Both ends, the sender too, add the decoded message to it,
+so their bases stay equal bit for bit, and a message's rounding error is part of the next residual.
 
 All numbers are computed in single precision and scales take two bytes.
 
@@ -40,7 +40,7 @@ WireName = Literal["none", "fp8", "int8", "4bit", "2bit", "1bit", "lowrank"]
 
 #: Columns of the two factors of a residual of low rank.
 RANK = 8
-#: Numbers that are rounded at a time. Of a megabyte, what is in between stays in the cache.
+#: Numbers that are rounded at a time: with a megabyte, intermediate values stay in the cache.
 PART = 1 << 18
 #: Scales have eight bits of mantissa, and the exponents of single precision.
 _SCALE = torch.bfloat16
@@ -52,7 +52,7 @@ class Wire(Protocol):
 
     @property
     def is_residual(self) -> bool:
-        """Says whether it carries what is left after a base that both ends hold."""
+        """Says whether it carries differences from a base that both ends hold."""
         ...
 
     def size(self, shape: tuple[int, ...]) -> int:
@@ -60,7 +60,7 @@ class Wire(Protocol):
         ...
 
     def encode(self, values: Tensor, last: Tensor | None = None) -> Tensor:
-        """Writes a block into a message, `[size]` of bytes.
+        """Encodes a block as a message, `[size]` of bytes.
 
         Args:
             values: values or residuals `[L, ..., H, D]`.
@@ -95,7 +95,7 @@ class EightBits:
     def encode(self, values: Tensor, last: Tensor | None = None) -> Tensor:
         """Writes the scales, then the rounded values."""
         values = values.float()
-        # A scale that was rounded down would push the largest value out of range.
+        # A scale that is rounded down would push the largest value out of range.
         scale = (values.abs().amax(-1) * (1.00390625 / self._most)).to(_SCALE)
         whole = values / scale.float().clamp_min(_TINY)[..., None]
         whole = whole.round_() if self.dtype == torch.int8 else whole
@@ -114,8 +114,8 @@ class FewBits:
     """Rounds residuals to a few bits, with the mean size of their token and of their channel as scale.
 
     The scale of a residual is the mean of absolute residuals of its channel, times that of its token, over that of
-    all. Levels lie evenly around zero, and at the distance that has the least error on normal numbers: with one bit
-    plus and minus the mean, which keeps the norm from growing, where the largest value would let it explode.
+    all. Levels lie evenly around zero, at the distance with the least error on normal numbers. With one bit they are
+    plus and minus the mean, which keeps the norm from growing; with the largest value it would explode.
 
     Attributes:
         bits: 1, 2 or 4.
@@ -186,7 +186,7 @@ class FewBits:
 class LowRank:
     """Writes the residuals of each sample, of keys and of values, as the product of two thin matrices.
 
-    They come from two subspace iterations that begin at the last message's factor, or else at random ones.
+    They come from two subspace iterations that start from the last message's factor, or from a random one.
 
     Attributes:
         rank: columns of the factors.
@@ -261,12 +261,12 @@ class FourBits:
 
 #: Wires that carry the values themselves, in 8 bits.
 EIGHT_BIT: Mapping[str, Wire] = MappingProxyType({"fp8": EightBits(torch.float8_e4m3fn), "int8": EightBits(torch.int8)})
-# The distances have the least mean square error on normal numbers, in units of their mean size, 0.798 deviations.
+# These distances have the least mean square error on normal numbers, in units of their mean size, 0.798 deviations.
 RESIDUAL: Mapping[str, Wire] = MappingProxyType(
     {"4bit": FewBits(4, 0.42), "2bit": FewBits(2, 1.248), "1bit": FewBits(1, 2.0), "lowrank": LowRank()}
 )
 WIRES: Mapping[str, Wire] = MappingProxyType({**EIGHT_BIT, **RESIDUAL})
-#: Border rows by residual wires: few numbers, which spread through convolutions.
+#: The wires of border rows for residual wires: more bits, since these few numbers spread through convolutions.
 FOUR_BIT = FourBits()
 
 
@@ -276,14 +276,14 @@ def wire_of(name: WireName) -> Wire | None:
 
 
 def rounding(name: str, what: str, after: int = 0) -> str | None:
-    """Says in a line of `Plan.explain` what travels by a wire, and after how many steps; None where nothing does."""
+    """Returns a line of `Plan.explain` about what a wire compresses, and after how many steps; None if nothing."""
     if name == "none":
         return None
     return f"{f'after {after} steps, ' if after else ''}{what} travel by the wire {name}"
 
 
 def border_wire_of(name: WireName) -> Wire | None:
-    """Returns the wire for border rows, which no residual wire rounds to fewer than 4 bits; None for ``"none"``."""
+    """Returns the wire for border rows, which keeps at least 4 bits; None for ``"none"``."""
     return FOUR_BIT if name in RESIDUAL else wire_of(name)
 
 
@@ -293,7 +293,7 @@ def bytes_sent(wire: Wire | None, shape: tuple[int, ...], itemsize: int) -> int:
 
 
 def message_room(wire: Wire, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Makes room for the message of a block of some shape."""
+    """Allocates the message for a block of some shape."""
     return torch.empty(wire.size(shape), dtype=torch.uint8, device=device)
 
 
@@ -303,7 +303,7 @@ def _matrix(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def _part(width: int) -> int:
-    """Returns how many tokens, of so many numbers each, are rounded at a time."""
+    """Returns how many tokens are rounded at a time, given the numbers in each."""
     return max(1, PART // width)
 
 
@@ -332,7 +332,7 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def _unpack(packed: Tensor, bits: int) -> Tensor:
-    """Returns the levels ``0.5, -0.5, 1.5, ...`` of packed numbers, the middle of them at zero, in single precision."""
+    """Returns the levels ``0.5, -0.5, 1.5, ...`` of packed numbers, centred at zero, in single precision."""
     table = _levels(bits, packed.device)
     return table.index_select(0, packed.reshape(-1).int()).view(*packed.shape[:-1], -1)
 

@@ -1,1 +1,1 @@
-"""Mixes denoisers that were trained apart, and gives each its rank."""
+"""Mixes separately trained denoisers, each on a rank of its own."""

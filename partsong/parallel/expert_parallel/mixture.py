@@ -1,4 +1,4 @@
-"""Holds denoisers that were trained apart on clusters of the data, and the router that weighs them."""
+"""Holds denoisers that were trained separately on clusters of the data, and the router that weights them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from partsong.parallel.hooks.model_hooks import sample_of, signature_of
 
 __all__ = ["ExpertMixture"]
 
-#: An expert, or a function that makes it when it is first asked.
+#: An expert, or a function that makes it at first use.
 Expert = nn.Module | Callable[[], nn.Module]
 
 
 class ExpertMixture(nn.Module):
-    """Predicts with several denoisers, weighed by a router for every sample and every call.
+    """Predicts with several denoisers, weighted by a router for every sample and every call.
 
-    Put it in the place of a pipeline's denoiser: ``pipe.transformer = ExpertMixture(experts, router)``. It is called as
-    its experts are. The velocity of a mixture of distributions is the sum of the experts' velocities, weighed by the
-    posterior p(expert | noisy sample, timestep), and the router estimates that. An expert computes only the samples
-    that ask it. One process computes one expert after the other; `ExpertParallel` gives them ranks.
+    Put it in place of a pipeline's denoiser: ``pipe.transformer = ExpertMixture(experts, router)``. It is called like
+    its experts. The velocity of a mixture of distributions is the sum of the experts' velocities, weighted by the
+    posterior p(expert | noisy sample, timestep), which the router estimates. An expert computes only the samples
+    routed to it. One process computes one expert after the other; `ExpertParallel` gives them ranks.
 
     Args:
         experts: models that take the same arguments and predict the same of the same input: all velocities, or all
-            noise (see `NoiseExpert`). One may be given as a function that makes it, which is called where and when the
-            expert is first needed: a rank holds no others.
+            noise (see `NoiseExpert`). One may be given as a function that makes it, which is called when the expert is
+            first needed on a rank: a rank holds no others.
         router: takes arguments of the experts by name and returns logits `[samples, experts]`, or a picture with a
             channel for every expert, over whose places the logits are averaged. A transformer of diffusers with two
             layers will do.
@@ -45,7 +45,7 @@ class ExpertMixture(nn.Module):
 
     Raises:
         ArgumentError: fewer than two experts, or knobs out of bounds.
-        ArgumentTypeError: an expert is neither a module nor a function, or the router is no module.
+        ArgumentTypeError: an expert is neither a module nor a function, or the router is not a module.
 
     Source: Decentralized Diffusion Models, arXiv 2501.05450.
     """
@@ -66,7 +66,7 @@ class ExpertMixture(nn.Module):
         self._makers = list(experts)
         self.loaded = nn.ModuleDict({str(n): each for n, each in enumerate(experts) if isinstance(each, nn.Module)})
         first = like if like is not None else self.expert(0)
-        # In a tuple, so that it is none of the layers: it may have no numbers.
+        # In a tuple, so that torch does not register it as a layer: it may have no values.
         self._like = (first.model if isinstance(first, NoiseExpert) else first,)
         self._sample, self._rules = _arguments_of(self.like)
 
@@ -180,7 +180,7 @@ class ExpertMixture(nn.Module):
         return velocity
 
     def mixed(self, named: Mapping[str, Any], weights: Tensor, velocities: Mapping[int, Tensor]) -> Tensor:
-        """Adds up what the experts predict, in their order, so that the sum is the same wherever they were asked."""
+        """Adds up the experts' predictions in their order, so that the sum is the same wherever they were computed."""
         latents = self.latents(named)
         total = torch.zeros_like(latents)
         for number, rows in self.asked(weights):
@@ -190,10 +190,10 @@ class ExpertMixture(nn.Module):
         return total
 
     def result(self, named: Mapping[str, Any], velocity: Tensor) -> Any:
-        """Returns a velocity as the experts return theirs."""
+        """Returns a velocity in the experts' output format."""
         if not named.get("return_dict", True):
             return (velocity,)
-        from diffusers.models.modeling_outputs import Transformer2DModelOutput  # takes seconds where nothing is drawn
+        from diffusers.models.modeling_outputs import Transformer2DModelOutput  # takes seconds
 
         return Transformer2DModelOutput(sample=velocity)  # type: ignore[arg-type]
 
@@ -202,7 +202,7 @@ def _arguments_of(model: nn.Module) -> tuple[str, BatchRules]:
     """Says which argument of a model holds the noisy samples, and how the others depend on the batch."""
     try:
         adapter = adapter_for(model)
-    except UnsupportedError:  # a model of the user's own: its first argument, and what is as long belongs to samples
+    except UnsupportedError:  # a user's own model: arguments as long as the first belong to samples
         names = tuple(signature_of(model).parameters)
         return names[0], BatchRules(model=type(model).__name__, batched=names)
     return adapter.sample, BatchRules.of(adapter)

@@ -17,16 +17,16 @@ __all__ = ["NoiseExpert"]
 class NoiseExpert(nn.Module):
     """Calls a model that predicts noise as one that predicts the velocity of a straight flow.
 
-    The flow mixes x = (1 - s) clean + s noise, the model was trained on alpha clean + sigma noise. The two are the same
-    where sigma / alpha = s / (1 - s), up to the factor alpha / (1 - s) = sigma / s. So the model is asked about x times
-    that factor at the timestep with that ratio. From the noise it predicts follow the clean sample and the velocity,
-    (x - clean) / s. Timesteps between those of the table are interpolated in the logarithm of the ratio. Where the flow
-    has more noise than the table reaches, or less, the model is asked at the end of the table.
+    The flow mixes x = (1 - s) clean + s noise; the model was trained on alpha clean + sigma noise. The two agree
+    where sigma / alpha = s / (1 - s), up to the factor alpha / (1 - s) = sigma / s. So the model is called with x times
+    that factor at the timestep with that ratio. Its noise gives the clean sample and the velocity, (x - clean) / s.
+    Timesteps between those of the table are interpolated in the logarithm of the ratio. Where the flow has more or less
+    noise than the table covers, the model is called at the end of the table.
 
     Args:
         model: takes latents first and ``timestep`` by name, and predicts noise.
-        alphas_cumprod: of its noise schedule, `[timesteps]`, falling; a scheduler of diffusers has it.
-        unit: what the flow's timestep is at pure noise: 1000 for Stable Diffusion 3, 1 for Flux.
+        alphas_cumprod: its noise schedule, `[timesteps]`, falling; diffusers' schedulers have it.
+        unit: the flow's timestep at pure noise: 1000 for Stable Diffusion 3, 1 for Flux.
 
     Raises:
         ArgumentError: the table does not fall, or leaves the range between 0 and 1.
@@ -65,7 +65,7 @@ class NoiseExpert(nn.Module):
         ratio = log_ratio.exp()
         alpha, sigma = (1 + ratio.square()).rsqrt(), ratio * (1 + ratio.square()).rsqrt()
         level, alpha, sigma = (each.to(noisy.dtype).view(-1, *[1] * (noisy.ndim - 1)) for each in (level, alpha, sigma))
-        # Equal within the table; beyond its ends, this keeps the noise of the model's input right, or its signal.
+        # Equal within the table; beyond its ends, this keeps the noise (or the signal) of the model's input right.
         scaled = noisy * torch.where(level > 0.5, sigma / level, alpha / (1 - level))
         output = self.model(**given | {latents: scaled, "timestep": asked.to(_time_type(timestep, noisy))})
         return map_sample(output, lambda noise: (noisy - (scaled - sigma * noise) / alpha) / level)

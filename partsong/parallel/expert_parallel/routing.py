@@ -1,4 +1,4 @@
-"""Turns what a router says of each sample into the weights of the experts that are asked."""
+"""Turns a router's logits for each sample into weights of the chosen experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["expert_weights"]
 
 
 def expert_weights(logits: Tensor, *, top_k: int | None = None, temperature: float = 1.0) -> Tensor:
-    """Returns the weight of every expert for every sample, 0 for those that are not asked.
+    """Returns the weight of every expert for every sample, 0 for experts that are not chosen.
 
     The posterior is the softmax of the logits over the temperature. The `top_k` largest of a sample are kept and
     divided by their sum; of equal ones the first is kept.
@@ -19,7 +19,7 @@ def expert_weights(logits: Tensor, *, top_k: int | None = None, temperature: flo
     Args:
         logits: of the router, `[samples, experts]`.
         top_k: experts asked for a sample; None asks all.
-        temperature: what the logits are divided by. Below 1 the router is more certain than it says, above 1 less.
+        temperature: what the logits are divided by. Below 1 sharpens the router's choice, above 1 softens it.
 
     Returns:
         Weights `[samples, experts]` that sum to 1, in single precision at least.

@@ -1,4 +1,4 @@
-"""Gives each rank some experts of a mixture, and brings what they predict to all ranks."""
+"""Gives each rank some experts of a mixture, and sends their predictions to all ranks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["ExpertParallel", "PlacedExperts"]
 class ExpertParallel(Strategy):
     """Gives each rank an expert of an `ExpertMixture`, which computes the samples that the router sends to it.
 
-    Experts were trained apart, and they sample apart too: nothing moves inside of them. In every call the first rank
-    asks the router how much each expert counts for each sample, every rank asks its experts about the samples that
-    count, and the velocities go to all ranks, which add them up in the same order. The result is the same on any number
-    of ranks, to the last bit. Exact where it leaves the mixture's own `top_k` and `temperature` as they are.
+    Experts were trained separately, and they run separately too: nothing moves inside them. In every call the first
+    rank asks the router for the weight of each expert for each sample, every rank runs its experts on the samples with
+    weight, and the velocities go to all ranks, which add them up in the same order. The result is the same on any
+    number of ranks, to the last bit. Exact where it leaves the mixture's own `top_k` and `temperature` as they are.
 
-    Use it when the model is a mixture of experts that were trained apart.
+    Use it when the model is a mixture of separately trained experts.
 
     Args:
         degree: number of ranks, at most the number of experts; None takes all ranks that other strategies leave.
@@ -54,7 +54,7 @@ class ExpertParallel(Strategy):
 
     @property
     def kind(self) -> Kind:  # type: ignore[override]
-        """Says that it is approximate where it asks fewer experts than the mixture, or trusts the router otherwise."""
+        """Returns ``approximate`` where it uses fewer experts than the mixture or another temperature."""
         return "exact" if self.top_k is None and self.temperature is None else "approximate"
 
     def refuses(self, adapter: Adapter) -> str | None:
@@ -69,7 +69,7 @@ class ExpertParallel(Strategy):
         """Returns the experts of this rank.
 
         Raises:
-            UnsupportedError: the model is no mixture.
+            UnsupportedError: the model is not a mixture.
             ArgumentError: there are more ranks than experts, or `top_k` is more than all experts.
         """
         if not isinstance(module, ExpertMixture):
@@ -107,7 +107,7 @@ class PlacedExperts(Cut):
         hooks.add(self.mixture, AroundHook(self._run, signature_of(self.mixture)), "experts")
 
     def begin_forward(self, sample: Any) -> None:
-        """Prepares nothing: how the samples fall is decided in the call."""
+        """Prepares nothing: samples are routed in the call."""
 
     def _run(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
         mixture, weights = self.mixture, self._weights(named)
@@ -128,7 +128,7 @@ class PlacedExperts(Cut):
     def _gathered(
         self, latents: Tensor, asked: Mapping[int, Sequence[int]], own: Mapping[int, Tensor]
     ) -> dict[int, Tensor]:
-        """Brings the velocities of all experts to all ranks."""
+        """Sends the velocities of all experts to all ranks."""
         counts = [len(rows) for rows in asked.values()]
         sizes = [0] * self.axis.size
         for number, count in zip(asked, counts, strict=True):
@@ -143,11 +143,11 @@ class PlacedExperts(Cut):
         return parts
 
     def call_notes(self) -> tuple[int, ...]:
-        """Returns what each rank of the axis sent to each other one."""
+        """Returns how much each rank of the axis sent to each other one."""
         return self._sent
 
     def recall(self, notes: Any) -> None:
-        """Prepares `predict` for a call in which that was sent."""
+        """Prepares `predict` for a call with that traffic."""
         self._sent = self._sent if notes is None else notes
 
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:

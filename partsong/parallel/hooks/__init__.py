@@ -1,1 +1,1 @@
-"""Puts removable hooks on a user's modules, and keeps the clock that says where a generation stands."""
+"""Puts removable hooks on a user's modules, and keeps the clock that tracks the progress of a generation."""

@@ -1,4 +1,4 @@
-"""Holds what diffusers' `HookRegistry` asks of a hook, without importing diffusers, which takes seconds."""
+"""Implements the interface of hooks in diffusers' `HookRegistry`, without importing diffusers, which takes seconds."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["CallHook"]
 
 
 class CallHook:
-    """Stands around the calls of one module; a hook as diffusers' ``ModelHook`` is one.
+    """Wraps the calls of one module, like diffusers' ``ModelHook``.
 
     A hook changes the arguments (`pre_forward`), the result (`post_forward`), or has a method ``new_forward`` that
-    replaces the call. It keeps nothing from call to call that diffusers would have to reset.
+    replaces the call. It keeps no state between calls that diffusers would have to reset.
 
     Attributes:
         fn_ref: the registry's references to what it replaced, once the hook is on a module.
-        uncompiled: the method that ``torch.compile`` leaves as it is; none if empty.
-        compiles_inside: whether what that method calls may be compiled.
+        uncompiled: name of the method that ``torch.compile`` does not compile; empty for none.
+        compiles_inside: whether functions called by that method may be compiled.
     """
 
     _is_stateful = False
@@ -39,7 +39,7 @@ class CallHook:
         return module
 
     def deinitalize_hook(self, module: nn.Module) -> nn.Module:
-        """Does nothing when the hook is taken off a module; diffusers spells the name so."""
+        """Does nothing when the hook is taken off a module; the misspelling is diffusers'."""
         return module
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -21,7 +21,7 @@ class StepClock:
         step: index of the current step.
         branch: index of the current call within the step.
         num_steps: steps of this generation where known.
-        steps_before: number of steps in the generation before.
+        steps_before: number of steps in the previous generation.
         passed_over: announced steps that image-to-image pipelines do not make.
         is_over: whether the pipeline's call has returned; it may have made fewer steps than were announced.
     """
@@ -46,16 +46,16 @@ class StepClock:
         self._on_begin.append(callback)
 
     def on_change(self, callback: Callable[[int], None]) -> None:
-        """Calls `callback` with the number of a branch whenever its calls take another shape in mid-generation."""
+        """Calls `callback` with the number of a branch whenever the shape of its calls changes in mid-generation."""
         self._on_change.append(callback)
 
     def forget_callbacks(self) -> None:
-        """Calls nobody any more, whatever begins or changes."""
+        """Forgets all callbacks."""
         self._on_begin.clear()
         self._on_change.clear()
 
     def change(self, branch: int) -> None:
-        """Notes that a branch's calls have another shape from here on, so nothing kept from earlier steps fits."""
+        """Notes that the shape of a branch's calls has changed, so nothing kept from earlier steps fits."""
         for callback in self._on_change:
             callback(branch)
 
@@ -88,7 +88,7 @@ class StepClock:
 
     @property
     def steps_made(self) -> int | None:
-        """Returns the steps of this generation, made or announced; None where nobody knows."""
+        """Returns the steps of this generation, made or announced; None where unknown."""
         return self.step if self.is_over else self.num_steps
 
     def enter(self, timestep: Any) -> None:
@@ -113,7 +113,7 @@ class StepClock:
             self._times.append(now)
 
     def leave_out(self) -> None:
-        """Notes that the blocks of the call at work are left out, so later steps find nothing of this one."""
+        """Notes that the blocks of the current call are left out, so this step leaves nothing for later ones."""
         self._left_out.setdefault(self.branch, set()).add(self.step)
 
     @property
@@ -142,9 +142,9 @@ class StepClock:
         return None if first == second else min((third - second) / (second - first), self.MAX_RATIO)
 
     def level(self, step: int) -> float:
-        """Returns the noise level of a step: the scheduler's sigma, else the timestep, else a number that falls.
+        """Returns the noise level of a step: the scheduler's sigma, else the timestep, else a falling number.
 
-        A step's level is settled when the step has ended: image-to-image pipelines begin in mid-schedule.
+        A step's level is final only when the step has ended: image-to-image pipelines begin in mid-schedule.
         """
         known = self._levels or self._times
         return known[step] if step < len(known) else -float(step)

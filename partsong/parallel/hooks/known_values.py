@@ -1,4 +1,4 @@
-"""Remembers what was read out of tensors, since every look at values makes the host wait for a GPU."""
+"""Remembers values that were read from tensors, since every read makes the host wait for a GPU."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["KnownValues", "same_values"]
 
 Fact = TypeVar("Fact")
 
-#: Facts that are remembered at once: those of the steps of a long schedule.
+#: Most facts that are remembered: enough for the steps of a long schedule.
 _MOST = 2048
 
 
 class KnownValues:
-    """Remembers facts about the values of tensors that stay as they are, such as the masks of a generation.
+    """Remembers facts about the values of constant tensors, such as the masks of a generation.
 
-    A tensor is known by its memory, so another view of the same numbers is known too, and one that was written to since
-    is not. Tensors of inference mode do not tell when they are written to: those are looked at each time.
+    A tensor is identified by its memory, so another view of the same numbers is known too, but not one that was written
+    to since. Tensors of inference mode do not record writes, so they are read each time.
     """
 
     def __init__(self) -> None:
-        # The tensors are kept: memory that is given back may come again with other values.
+        # The tensors are kept alive: freed memory may be reused with other values.
         self._facts: OrderedDict[Hashable, tuple[tuple[Tensor, ...], object]] = OrderedDict()
 
     def of(self, look: Callable[..., Fact], *tensors: Tensor, key: Hashable = None) -> Fact:
@@ -37,7 +37,7 @@ class KnownValues:
         return self._facts[places, key][1]  # type: ignore[return-value]
 
     def put(self, fact: object, *tensors: Tensor, key: Hashable = None) -> None:
-        """Remembers a fact that was found otherwise, such as those of many tensors by one look at all."""
+        """Remembers a fact that was computed elsewhere, such as the facts of many tensors computed in one pass."""
         places = tuple(map(_place, tensors))
         if None in places:
             return
@@ -51,7 +51,7 @@ class KnownValues:
 
 
 def same_values(one: Tensor, other: Tensor) -> bool | None:
-    """Says whether two tensors hold the same values; None where only a look at them tells."""
+    """Says whether two tensors hold the same values; None where only reading them would show it."""
     if one is other:
         return True
     if one.shape != other.shape or one.dtype != other.dtype:
@@ -61,7 +61,7 @@ def same_values(one: Tensor, other: Tensor) -> bool | None:
 
 
 def _place(tensor: Tensor) -> Hashable:
-    """Returns what tells a tensor's memory and the state it is in; None where nothing tells it."""
+    """Returns a key for a tensor's memory and version; None where it has none."""
     if tensor.is_inference() or tensor.is_meta or tensor.is_sparse:
         return None
     storage = tensor.untyped_storage()._cdata

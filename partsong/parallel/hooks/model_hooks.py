@@ -50,7 +50,7 @@ class HookSet:
         self._changed: list[_Attribute] = []
         self._placed: list[tuple[nn.Module, str]] = []
         self._at_end: list[Callable[[], None]] = []
-        # What each hook has put in the place of its module's forward: somebody else may wrap it later.
+        # What each hook has put in place of its module's forward: others may wrap it later.
         self._forwards: dict[tuple[nn.Module, str], Any] = {}
 
     def add(self, module: nn.Module, hook: CallHook, name: str) -> None:
@@ -74,11 +74,11 @@ class HookSet:
         setattr(module, name, value)
 
     def refresh(self) -> None:
-        """Takes what stands in changed attributes now, such as weights that were read since, for their values."""
+        """Takes the present values of changed attributes, such as weights that were read since, as the plan's own."""
         self._changed = [replace(each, value=getattr(each.module, each.name)) for each in self._changed]
 
     def on_remove(self, undo: Callable[[], None]) -> None:
-        """Calls a function at the end of `remove`, for what is no hook and no attribute."""
+        """Registers a function to call at the end of `remove`, for changes that are neither hooks nor attributes."""
         self._at_end.append(undo)
 
     def keep_from(self, module: nn.Module) -> None:
@@ -93,7 +93,7 @@ class HookSet:
         self.add(module, AroundHook(run, signature_of(module)), "without")
 
     def remove(self) -> None:
-        """Takes every hook off, last first, and leaves what others have put on the modules before or since."""
+        """Takes every hook off, last first, and leaves other programs' hooks on the modules."""
         for module, name in reversed(self._placed):
             registry = _registry(module)
             if vars(module).get("forward") is self._forwards[module, name]:
@@ -135,7 +135,7 @@ class HookSet:
 
 @dataclass(frozen=True, slots=True)
 class _Attribute:
-    """Remembers an attribute of a module that was changed: what was there, and what is there now."""
+    """Remembers a changed attribute of a module: its old and its new value."""
 
     module: nn.Module
     name: str
@@ -143,28 +143,28 @@ class _Attribute:
     value: Any
 
     def restore(self) -> None:
-        """Puts back what was there, on the device and in the type that the module has by now."""
+        """Restores the old value, on the module's present device and in its present type."""
         now = getattr(self.module, self.name)
-        # Weights that were read in shares have nothing to move: whoever read them reads the rest.
+        # Weights that were read in shares have nothing to move: the loader reads the rest.
         if isinstance(self.before, Tensor) and isinstance(now, Tensor) and not self.before.is_meta:
             if type(self.before.data) is Tensor:
                 self.before.data = self.before.data.to(now.device, now.dtype)
-            elif self.before.device != now.device:  # quantised: its type stays, and its numbers are no plain tensor
+            elif self.before.device != now.device:  # quantised: its type stays, and its values are not a plain tensor
                 setattr(self.module, self.name, nn.Parameter(self.before.data.to(now.device), requires_grad=False))
                 return
         setattr(self.module, self.name, self.before)
 
 
 def _registry(module: nn.Module) -> HookRegistry:
-    from diffusers.hooks import HookRegistry  # takes seconds, and who only starts ranks needs none
+    from diffusers.hooks import HookRegistry  # takes seconds, and processes that only start ranks do not need it
 
     return HookRegistry.check_if_exists_or_initialize(module)
 
 
 def _let_pass(registry: HookRegistry, name: str) -> None:
-    """Takes a hook out of a chain of calls that others have wrapped since, and leaves the chain as it is."""
+    """Removes a hook from a chain of wrapped calls, without changing the rest of the chain."""
     if name not in registry.hooks:
-        return  # whoever restored the module's forward took it off
+        return  # restoring the module's forward has removed it already
     place = registry._hook_order.index(name)
     reference = registry._fn_refs[place]
     reference.pre_forward = lambda module, *args, **kwargs: (args, kwargs)
@@ -175,7 +175,7 @@ def _let_pass(registry: HookRegistry, name: str) -> None:
 
 
 class InputHook(CallHook):
-    """Changes a module's arguments, which it gets by name."""
+    """Changes a module's arguments, by name."""
 
     uncompiled = "pre_forward"
 
@@ -184,14 +184,14 @@ class InputHook(CallHook):
         self.change, self.signature = change, signature
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Binds the arguments to their names and hands them to `change`."""
+        """Binds the arguments to their names and passes them to `change`."""
         bound = self.signature.bind(*args, **kwargs)
         self.change(bound.arguments)
         return bound.args, bound.kwargs
 
 
 class OutputHook(CallHook):
-    """Changes what a module returns."""
+    """Changes a module's output."""
 
     uncompiled = "post_forward"
 
@@ -200,7 +200,7 @@ class OutputHook(CallHook):
         self.change = change
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        """Hands the output to `change`."""
+        """Passes the output to `change`."""
         return self.change(output)
 
 
@@ -214,7 +214,7 @@ class AroundHook(CallHook):
         self.run, self.signature = run, signature
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Binds the arguments to their names and hands the call over."""
+        """Binds the arguments to their names and passes the call on."""
         bound = self.signature.bind(*args, **kwargs)
         return self.run(original_forward(self), bound.arguments)
 
@@ -234,7 +234,7 @@ class AttentionHook(CallHook):
         name: the module's name, for messages.
         once: refuses more than one call of the operator in a forward; otherwise each one goes to `attend`.
         may_skip: allows a forward without a call of the operator.
-        leaves_causal: leaves causal calls as they are: they are over tokens that every rank has.
+        leaves_causal: leaves causal calls as they are: their tokens are on every rank.
     """
 
     uncompiled = "new_forward"
@@ -276,16 +276,16 @@ class AttentionHook(CallHook):
 
 @runtime_checkable
 class CalledAs(Protocol):
-    """Describes a module that is called as another one is."""
+    """Describes a module that is called like another one."""
 
     @property
     def forward_signature(self) -> inspect.Signature:
-        """Returns the signature of that one's forward."""
+        """Returns the signature of the other one's forward."""
         ...
 
 
 def signature_of(module: nn.Module) -> inspect.Signature:
-    """Returns the signature of a module's forward as its class has it: others may have wrapped the object's own."""
+    """Returns the signature of the forward of a module's class: the object's own may be wrapped."""
     if isinstance(module, CalledAs):
         return module.forward_signature
     signature = inspect.signature(type(module).forward)
@@ -293,9 +293,9 @@ def signature_of(module: nn.Module) -> inspect.Signature:
 
 
 def kept_arguments(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a call's arguments with dictionaries of their own for the layers' arguments.
+    """Returns a call's arguments with copies of the dictionaries of layer arguments.
 
-    Pipelines change these from call to call, and models take out what they have read: an image prompt is there once.
+    Pipelines change these from call to call, and models remove entries after reading them, such as an image prompt.
     """
     return {
         name: dict(value) if name.endswith("_kwargs") and isinstance(value, dict) else value
@@ -355,13 +355,13 @@ def map_samples(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def with_samples(output: Any, part: Any, rows: Sequence[int]) -> Any:
-    """Replaces some samples of what a diffusers model returned by what it returned for those alone."""
+    """Replaces some samples of a diffusers model's output by the output of a separate call for them."""
     parts = iter(samples_of(part))
     return map_samples(output, lambda x: x.index_copy(0, torch.tensor(rows, device=x.device), next(parts)))
 
 
 def _is_kept(part: Any) -> bool:
-    """Says whether a part of an output is a plain dictionary: what a pipeline keeps, such as a cache, and no sample."""
+    """Says whether a part of an output is a plain dictionary, such as a pipeline's cache, and not a sample."""
     return type(part) is dict
 
 

@@ -46,7 +46,7 @@ class ReplacedMethods:
 
 
 def replace_method(owner: Any, name: str, around: Around, around_copies: Around | None = None) -> None:
-    """Replaces a method of one object; a deep copy of the object has a method of its own.
+    """Replaces a method of one object; deep copies of the object get their own method.
 
     A plain function in the method's place would be shared by a copy, and would change the original. Pipelines that
     denoise frames at several noise levels keep a copy of their scheduler for each frame.
@@ -55,7 +55,7 @@ def replace_method(owner: Any, name: str, around: Around, around_copies: Around 
         owner: the object.
         name: name of its method.
         around: takes the method and returns the function to call instead.
-        around_copies: the same for the method of a copy; None leaves that one as it is.
+        around_copies: the same for the method of a copy; None leaves it unchanged.
 
     Example:
         >>> import copy
@@ -65,12 +65,12 @@ def replace_method(owner: Any, name: str, around: Around, around_copies: Around 
         ...         self.count += 1
         >>> counter = Counter()
         >>> replace_method(counter, "step", lambda method: method)
-        >>> twin = copy.deepcopy(counter)
-        >>> twin.step()
-        >>> counter.count, twin.count
+        >>> copied = copy.deepcopy(counter)
+        >>> copied.step()
+        >>> counter.count, copied.count
         (0, 1)
     """
-    # This goes round the object's own __setattr__, with which a pipeline would add the method to its configuration.
+    # This bypasses the object's own __setattr__, by which a pipeline would add the method to its configuration.
     vars(owner)[name] = _Replacement(owner, name, around, around_copies)
 
 

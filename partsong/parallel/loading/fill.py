@@ -1,4 +1,4 @@
-"""Builds a model without weights, and fills in those that this rank holds."""
+"""Builds a model without weights, and fills in this rank's share of them."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def empty_model(kind: Any, folder: Path) -> nn.Module:
 
 
 def can_fill(model: nn.Module, files: WeightFiles) -> bool:
-    """Says whether the files hold the model's weights under the model's own names: older ones may have others."""
+    """Says whether the files use the model's own names for its weights: older files may use others."""
     return model.state_dict().keys() <= files.names.keys()
 
 
 def fill_model(
     model: nn.Module, shards: Shards | None, files: WeightFiles, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Reads what a model still lacks: this rank's share where its weights are shared out, else all of it.
+    """Reads a model's missing weights: this rank's share where they are shared out, else all.
 
     Args:
         model: some of its weights have a shape only.
         shards: the shares of its weights; None fills in whole weights.
         files: its weights.
-        dtype: type of the weights, but for layers that the model's class keeps in single precision.
-        device: where they go.
+        dtype: type of the weights, except in layers that the model's class keeps in single precision.
+        device: where to put them.
 
     Raises:
-        ArgumentError: a weight has another shape than the model's configuration says.
+        ArgumentError: the shape of a weight differs from the model's configuration.
     """
     single = set(getattr(type(model), "_keep_in_fp32_modules", None) or ())
     for path, part in model.named_modules():
@@ -60,7 +60,7 @@ def fill_model(
 
 
 def _lacking(part: nn.Module) -> list[tuple[str, Tensor]]:
-    """Lists a module's own weights that have a shape only, and buffers, which were made but not read."""
+    """Lists a module's own weights without values, and buffers, which were created but not read."""
     weights = [(name, weight) for name, weight in part.named_parameters(recurse=False) if weight.is_meta]
     kept = part._non_persistent_buffers_set
     return weights + [(name, each) for name, each in part.named_buffers(recurse=False) if name not in kept]

@@ -17,11 +17,11 @@ from partsong.parallel.ranks.pieces import WeightPiece
 
 __all__ = ["WeightFiles"]
 
-#: Files are mapped into memory, and what was read of them counts as this process's until they are closed.
+#: Files are mapped into memory, and what was read counts as this process's memory until they are closed.
 _BYTES_UNTIL_CLOSED = 16 << 20
 
 
-#: What diffusers calls the file with a model's weights.
+#: Diffusers' name of the file with a model's weights.
 _USUAL = "diffusion_pytorch_model.safetensors"
 
 

@@ -1,4 +1,4 @@
-"""Lets a user's calls that change the layers of a pipeline, such as loading a LoRA, run on the bare models."""
+"""Runs a user's calls that change layers of a pipeline, such as loading a LoRA, on the models without hooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partsong.parallel.hooks.replaced_method import Around, Method, ReplacedMeth
 
 __all__ = ["Renewal", "watch_changes", "without_model_offload"]
 
-#: Methods of diffusers' pipelines and models that put something on layers, or take it off.
+#: Methods of diffusers' pipelines and models that add something to layers, or remove it.
 _CHANGING = (
     *("load_lora_weights", "unload_lora_weights", "load_lora_adapter", "add_adapter", "delete_adapters"),
     *("fuse_lora", "unfuse_lora", "load_ip_adapter", "unload_ip_adapter"),
@@ -23,19 +23,19 @@ _CHANGING = (
     *("enable_model_cpu_offload", "enable_sequential_cpu_offload", "enable_group_offload"),
     *("remove_all_hooks", "reset_device_map"),
 )
-#: Those of them that read an adapter, which may be another model's.
+#: Those that load an adapter, which may be for another model.
 _LOADING = ("load_lora_weights", "load_lora_adapter")
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """Holds how a plan is taken off while a user changes what is under it.
+    """Holds how a plan is taken off while a user changes the models.
 
     Attributes:
         take_off: takes every hook off.
-        put_on: puts the hooks on what is there then.
+        put_on: puts the hooks on the changed models.
         refuses: says why a method must not be called with some arguments under the plan; None where it may.
-        is_ending: says whether the pipeline's call is cleaning up behind itself.
+        is_ending: says whether the pipeline's call is cleaning up.
     """
 
     take_off: Callable[[], None]
@@ -45,9 +45,9 @@ class Renewal:
 
 
 def watch_changes(renewal: Renewal, owners: list[Any], methods: ReplacedMethods) -> None:
-    """Lets the methods that change layers run without a plan's hooks, which are put on anew afterwards.
+    """Runs methods that change layers without a plan's hooks, which are put on again afterwards.
 
-    So the order of calls does not matter: what is put on a pipeline under a plan works as if it had been there before.
+    So the order of calls does not matter: an adapter loaded under a plan works as if it had been loaded before.
 
     Args:
         renewal: takes the plan off and puts it on.
@@ -63,7 +63,7 @@ def watch_changes(renewal: Renewal, owners: list[Any], methods: ReplacedMethods)
 def _renewing(renewal: Renewal, owner: Any, name: str) -> Around:
     def around(method: Method) -> Method:
         def change(*args: Any, **kwargs: Any) -> Any:
-            if renewal.is_ending():  # pipelines put their own offloading on anew at the end of a call
+            if renewal.is_ending():  # pipelines renew their own offloading at the end of a call
                 return method(*args, **kwargs)
             reason = renewal.refuses(name, (*args, *kwargs.values()))
             if reason is not None:
@@ -90,7 +90,7 @@ def _put_on(renewal: Renewal, name: str) -> None:
 
 
 def _loaded(owner: Any, name: str, load: Callable[[], Any]) -> Any:
-    """Loads an adapter, and refuses one that fits no layer: diffusers warns of some, and goes on without them."""
+    """Loads an adapter, and refuses one that fits no layer: diffusers only warns and continues without it."""
     kind, before = type(owner).__name__, _layers(owner)
     try:
         result = load()
@@ -111,10 +111,10 @@ def _layers(owner: Any) -> list[nn.Module]:
 
 @contextmanager
 def without_model_offload(target: Any) -> Iterator[None]:
-    """Takes `enable_model_cpu_offload` off a pipeline, and puts it on again at the end.
+    """Disables `enable_model_cpu_offload` of a pipeline, and enables it again at the end.
 
-    A pipeline puts it on anew after every call, and that takes off whatever has come to its models since. So a plan's
-    hooks stand inside.
+    A pipeline renews its offloading after every call, which removes hooks that were added to its models since. So a
+    plan's hooks go inside.
     """
     if not getattr(target, "_all_hooks", None):
         yield

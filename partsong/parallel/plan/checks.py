@@ -1,4 +1,4 @@
-"""Refuses calls of a hooked model that cannot be right: on another device, with other layers, with other arguments."""
+"""Refuses calls of a hooked model that cannot be right: on another device, with other layers or other arguments."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class KnownLayers:
         self.module, self._layers = module, [*module.modules()]
 
     def check(self) -> None:
-        """Compares them with the layers that the model has now.
+        """Compares them with the model's present layers.
 
         Raises:
-            UnsupportedError: there is another layer, or one is gone.
+            UnsupportedError: a layer was added or removed.
         """
         if self._layers == [*self.module.modules()]:
             return
@@ -45,7 +45,7 @@ class KnownLayers:
 
 
 def check_device(model: str, latents: Any, mesh: Mesh) -> None:
-    """Refuses a model that has been moved to where its ranks have no connection.
+    """Refuses a model that was moved to a device on which its ranks are not connected.
 
     Args:
         model: its name.
@@ -69,7 +69,7 @@ def check_given(model: str, refused: Mapping[str, str], named: Mapping[str, Any]
 
 
 def check_adapters(everyone: Axis, models: Sequence[nn.Module]) -> None:
-    """Refuses models with other adapters, such as LoRAs, on some ranks than on the others, on all ranks alike.
+    """Refuses models whose adapters, such as LoRAs, differ between ranks; raises on all ranks alike.
 
     Args:
         everyone: all ranks.

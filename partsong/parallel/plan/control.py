@@ -1,4 +1,4 @@
-"""Runs the ControlNets of a pipeline on this rank's share of the tokens or rows, as its denoiser runs."""
+"""Runs the ControlNets of a pipeline on this rank's share of the tokens or rows, like its denoiser."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["ControlCall", "ControlNet", "cut_controlnets", "single_parts"]
 
 @dataclass(frozen=True, slots=True)
 class ControlCall:
-    """Remembers what one call of a ControlNet was.
+    """Describes one call of a ControlNet.
 
     Attributes:
         batch: samples in it.
         tokens: tokens per stream.
         notes: what else its bytes depend on (see `Cut.call_notes`).
         begins: nothing of an earlier step fits it, so it reads nothing stale.
-        is_compared: the ranks compared what they were given.
+        is_compared: the ranks compared their arguments.
     """
 
     batch: int
@@ -48,8 +48,8 @@ class ControlCall:
 class ControlNet:
     """Runs one ControlNet under a plan.
 
-    What a call returns has its full size, with zeros in place of the other ranks' shares. So it may be scaled, and
-    added to what another ControlNet returns, and the denoiser cuts it like any residual.
+    A call returns residuals of full size, with zeros in place of the other ranks' shares. So they may be scaled and
+    added to those of another ControlNet, and the denoiser cuts them like any residual.
 
     Args:
         plan: the strategies and their mesh.
@@ -58,7 +58,7 @@ class ControlNet:
         hooks: takes the hooks.
 
     Attributes:
-        stages: the attention stages, its own: what they keep from step to step is not the denoiser's.
+        stages: attention stages of its own, since they keep state from step to step.
         cut: how its input is cut over ranks.
         calls: its calls in each step of this generation.
     """
@@ -84,7 +84,7 @@ class ControlNet:
         return SequenceParallel(self.module, self.adapter, mesh, self.stages)
 
     def run(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
-        """Makes one call on this rank; returns what the ControlNet does, filled up with zeros."""
+        """Makes one call on this rank; returns the ControlNet's output, filled up with zeros."""
         sample = named[self.adapter.sample]
         check_given(self.adapter.model, self.adapter.refused, named)
         check_device(self.adapter.model, sample, self.plan.mesh)
@@ -103,7 +103,7 @@ class ControlNet:
         return tree_map(lambda part: self.cut.spread(part) if isinstance(part, Tensor) else part, output)
 
     def _begins(self, named: dict[str, Any]) -> bool:
-        """Says whether a call is the first of its place in a step, or takes another shape than the one before."""
+        """Says whether a call is the first at its place in a step, or differs in shape from the previous one."""
         branch = self.clock.branch
         shapes = tuple(value.shape for value in named.values() if isinstance(value, Tensor))
         before, self._shapes[branch] = self._shapes.get(branch), shapes
@@ -112,7 +112,7 @@ class ControlNet:
         return before != shapes
 
     def calls_of(self, step: int) -> Sequence[ControlCall]:
-        """Lists the calls of a step; those of a step still to come are like the last ones."""
+        """Lists the calls of a step; calls of a future step are assumed to be like the last ones."""
         if step in self.calls or step < max(self.calls, default=step + 1):
             return self.calls.get(step, ())
         last = max(self.calls)
@@ -120,7 +120,7 @@ class ControlNet:
         return [replace(call, begins=False, is_compared=is_compared) for call in self.calls[last]]
 
     def abandon(self) -> None:
-        """Drops messages under way without waiting, after an error."""
+        """Drops pending messages without waiting, after an error."""
         self.cut.abandon()
 
     def _begin(self) -> None:
@@ -131,7 +131,7 @@ class ControlNet:
 def cut_controlnets(
     plan: PlanState, parts: Mapping[str, Any], denoisers: Sequence[Denoiser], hooks: HookSet
 ) -> list[ControlNet]:
-    """Cuts the ControlNets of a pipeline as its denoisers are cut; those where that cannot be done stay whole.
+    """Cuts the ControlNets of a pipeline like its denoisers; those that cannot be cut stay whole.
 
     Args:
         plan: the strategies and their mesh.
@@ -143,7 +143,7 @@ def cut_controlnets(
     others = {module for denoiser in denoisers for module in denoiser.module.modules()}
     for net in single_parts(parts):
         adapter = control_adapter_for(net)
-        # One that has layers of the denoiser, or of another ControlNet, needs them without hooks.
+        # A ControlNet that shares layers with the denoiser or another ControlNet needs them without hooks.
         if adapter is None or not others.isdisjoint(net.modules()):
             continue
         if all(denoiser.takes_shares(adapter.rows) for denoiser in denoisers) and _has_known_rows(net, adapter):
@@ -155,7 +155,7 @@ def cut_controlnets(
 
 
 def _has_known_rows(net: nn.Module, adapter: Adapter) -> bool:
-    """Says whether every layer of a ControlNet can be cut into rows, where it is cut that way."""
+    """Says whether every layer of a ControlNet can be cut into rows, if it is cut into rows."""
     try:
         if adapter.rows:
             refuse_unknown(net, UNET_BLOCKS, UNET_ADVICE)
@@ -165,11 +165,11 @@ def _has_known_rows(net: nn.Module, adapter: Adapter) -> bool:
 
 
 def _reaches_alike(net: nn.Module, denoisers: Sequence[Denoiser]) -> bool:
-    """Says whether shares cut a ControlNet where its denoisers are cut: the least rows of a rank are the same."""
+    """Says whether shares cut a ControlNet in the same places as its denoisers: a rank's fewest rows are equal."""
     return {farthest_reach(net)} == {farthest_reach(denoiser.module) for denoiser in denoisers}
 
 
 def single_parts(parts: Mapping[str, Any]) -> Iterator[nn.Module]:
-    """Yields the models of a pipeline, each once, and those in a wrapper of several ControlNets one by one."""
+    """Yields the models of a pipeline, each once; a wrapper of several ControlNets yields them one by one."""
     models = [part for part in parts.values() if isinstance(part, nn.Module)]
     yield from dict.fromkeys(model for part in models for model in getattr(part, "nets", [part]))

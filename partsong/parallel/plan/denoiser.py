@@ -46,7 +46,7 @@ class Denoiser:
         seen: the shapes of its calls.
         shared: the ranks that hold parts of the same samples.
         attachments: what strategies have put on its blocks.
-        has_shares: whether this rank has its share of the residuals only, from a ControlNet that is cut too.
+        has_shares: whether this rank has only its share of the residuals, from a ControlNet that is cut too.
     """
 
     def __init__(self, plan: PlanState, module: nn.Module, hooks: HookSet) -> None:
@@ -66,7 +66,7 @@ class Denoiser:
         check_neighbours(self)
         if self.shards is not None:
             self.shards.attach(hooks)
-        # Innermost: what is cut elsewhere reaches a cache as this rank has it.
+        # Innermost: a cache sees this rank's cut tensors.
         attached = (strategy.attach(self, hooks) for strategy in plan.strategies)
         self.attachments = [attachment for attachment in attached if attachment is not None]
         check_neighbours(self)
@@ -75,7 +75,7 @@ class Denoiser:
         self.checked = self.everyone.size > 1 and not self.everyone.dry
         self.comparison = Comparison(self.everyone, self.adapter.sample)
         self.batch = BatchSplit(mesh.axis("data", "cfg"), BatchRules.of(self.adapter))
-        # Ranks that share weights over this axis gather them together, so each makes as many calls as any other.
+        # Ranks that share weights over this axis gather them together, so each must make equally many calls.
         is_even = self.shards is not None and "cfg" in self.shards.axes
         self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock, self.adapter.sample, is_even=is_even)
         self._shapes: dict[int, tuple[Any, ...]] = {}
@@ -126,13 +126,13 @@ class Denoiser:
         return output
 
     def _check_layers(self) -> None:
-        """Refuses what has come to the layers since the hooks did."""
+        """Refuses changes of the layers since the hooks were put on."""
         if self._layers is not None:
             self._layers.check()
         check_neighbours(self)
 
     def _verified(self, shared: Callable[[dict[str, Any]], Any], named: dict[str, Any]) -> Any:
-        """Makes a call; the first one under a row that was inferred is compared with that of one rank."""
+        """Makes a call; the first one under an inferred row is compared with that of one rank."""
         if self.verified:
             return shared(named)
         output = verified(self.everyone, self.module, self.hooks, named, shared)
@@ -141,7 +141,7 @@ class Denoiser:
         return output
 
     def begin_call(self, named: dict[str, Any], step: int) -> None:
-        """Refuses, before any work, a call of a strategy's own loop that has no correct form or differs between ranks.
+        """Refuses, before any work, a call of a strategy's own loop that cannot be right or differs between ranks.
 
         Args:
             named: the model's arguments, the same on every rank.
@@ -185,7 +185,7 @@ class Denoiser:
             return self.batch.run(forward, named, named[self.adapter.sample])
 
     def _compute(self, forward: Callable[..., Any], **named: Any) -> Any:
-        """Runs the model; once more for samples that a strategy has postponed while it left others out."""
+        """Runs the model, and runs it again for samples that a strategy postponed while it skipped others."""
         runs: list[ModelRun] = []
         if self.cut is not None:
             self._note_shapes(named)
@@ -222,13 +222,13 @@ class Denoiser:
         return output
 
     def _counted(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
-        """Makes a call and counts its operations: anew where they do not follow from its shapes."""
+        """Makes a call and counts its operations, again each time where they do not follow from shapes."""
         part = tuple((each.axis.index, each.axis.size) for each in (self.cut, self.shards) if each is not None)
         varies = self.adapter.mixes or bool(self.attachments) or (self.cut is not None and self.cut.varies)
         return counting_flops(forward, named, {} if varies else self.seen.flops, part)
 
     def _note_shapes(self, named: dict[str, Any]) -> None:
-        """Notices calls that take another shape in mid-generation, such as those of a callback that ends guidance."""
+        """Notices calls whose shape changes in mid-generation, such as when a callback ends guidance."""
         clock = self.plan.clock
         shapes = tuple(value.shape for value in named.values() if isinstance(value, Tensor))
         if self._shapes.setdefault(clock.branch, shapes) != shapes and self.plan.loop is None:
@@ -237,7 +237,7 @@ class Denoiser:
         self._shapes[clock.branch] = shapes
 
     def abandon(self) -> None:
-        """Drops messages under way without waiting, after an error."""
+        """Drops pending messages without waiting, after an error."""
         self.comparison.abandon()
         if self.cut is not None:
             self.cut.abandon()
@@ -255,14 +255,14 @@ class Denoiser:
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """Lists the arguments that must be the same on every rank: not residuals of which each has its share."""
+        """Lists the arguments that must be the same on every rank; excludes residuals that are shared out."""
         return self.adapter.batched if self.has_shares else self.adapter.compared
 
     def takes_shares(self, rows: bool) -> bool:
-        """Says whether it reads no more of a residual than this rank's share.
+        """Says whether it reads only this rank's share of a residual.
 
         Args:
-            rows: the share is one of an image's rows, not of tokens.
+            rows: whether the share is of an image's rows, rather than of tokens.
         """
         is_known = bool(self.adapter.residuals) and not self.adapter.inferred
         return is_known and type(self.cut) is (RowParallel if rows else SequenceParallel)

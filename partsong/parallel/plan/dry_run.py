@@ -32,8 +32,8 @@ class DryMesh:
         degrees: ranks on each axis.
         world_size: their product.
         rank: whose view it is.
-        network: hears of every message; None where nobody listens.
-        shares: how fast each rank is. Default: all alike.
+        network: is notified of every message; None for nobody.
+        shares: relative speed of each rank. Default: all equal.
     """
 
     def __init__(
@@ -76,18 +76,18 @@ class DryRun:
         ranks: how many there are.
         inputs: the module's arguments for one call, full size.
         rank: whose calls are made.
-        network: hears of every message; None where nobody listens.
-        shares: how fast each rank is. Default: all alike.
-        shapes: what earlier runs have remembered; None begins anew.
+        network: is notified of every message; None for nobody.
+        shares: relative speed of each rank. Default: all equal.
+        shapes: memory of earlier runs; None starts without.
 
     Attributes:
         plan: the plan.
-        calls: how many calls it takes until one is like all that follow.
-        warmup: how many calls are unlike those after them.
+        calls: how many calls to make until one is like all later ones.
+        warmup: how many calls differ from those after them.
         state: the weights and tables of the module on this rank, without values.
 
     Raises:
-        ArgumentTypeError: `module` is no module.
+        ArgumentTypeError: `module` is not a module.
         ArgumentError: degrees and ranks do not fit, or the shares are wrong for them.
         UnsupportedError: the architecture or the combination has no correct parallel form, shapes alone do not decide
             what is moved, or the model's code needs more than shapes.
@@ -115,7 +115,7 @@ class DryRun:
         self.warmup = max([0, *(strategy.warmup_steps for strategy in strategies)])
         steady = max(AGREED_STEPS, self.warmup)
         self.module, self.inputs = module, tree_map(_without_numbers, dict(inputs))
-        # One call tells the shapes of all, unless those after a warm-up are others.
+        # One call shows the shapes of all, unless they change after a warm-up.
         self.calls = steady + 1 if self.warmup else 1
         self.plan = Plan(module, [module], tuple(strategies), mesh, owns_mesh=False)
         # Not the state dict: it leaves out tables that a model computes for itself.
@@ -126,14 +126,14 @@ class DryRun:
         self.plan.clock.begin(list(range(2 * steady + 2, 0, -1)))
 
     def call(self) -> Any:
-        """Makes the next step's call, and returns what the module does, without values."""
+        """Makes the next step's call, and returns the module's output, without values."""
         has_values = any(isinstance(value, Tensor) and not value.is_meta for value in tree_leaves(self.inputs))
         try:
             with torch.no_grad(), _Values() if has_values else nullcontext(), _FusedAttention():
                 output = torch.func.functional_call(self.module, self.state, kwargs=self.inputs)
         except (RuntimeError, ValueError) as problem:
             if isinstance(problem, ValueError) and "meta device" not in str(problem):
-                raise  # not for want of values: the inputs are wrong, or the model is refused
+                raise  # not for lack of values: the inputs are wrong, or the model is refused
             raise UnsupportedError(
                 f"{type(self.module).__name__} does something that takes more than shapes ({problem}); make a call "
                 "under a plan and ask its explain() instead"
@@ -159,14 +159,14 @@ class DryRun:
 
 
 def _without_numbers(value: Any) -> Any:
-    """Returns a tensor that has a shape only; one of whole numbers or flags keeps the values it has."""
+    """Returns a tensor without values; integers and booleans keep theirs."""
     if not isinstance(value, Tensor) or value.is_meta:
         return value
     return value.to("meta" if value.is_floating_point() or value.is_complex() else "cpu")
 
 
 class _Values(TorchDispatchMode):
-    """Lets tensors with values meet those that have a shape only, which the result then is as well."""
+    """Lets operators combine tensors with and without values; the result then has none."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (args, kwargs or {})
@@ -180,7 +180,7 @@ class _Values(TorchDispatchMode):
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Lets attention be one operator, as on devices with memory: for shapes alone torch would make all scores."""
+    """Keeps attention one operator, as on real devices: on meta tensors torch would create all scores."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention:
@@ -198,5 +198,5 @@ _INDEXED = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch
 
 
 def _places(index: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Returns the indices of what a mask names, whose number its values decide; other indices are left as they are."""
+    """Returns the indices that a mask selects, whose number depends on its values; leaves other indices unchanged."""
     return (index,) if index is None or index.dtype != torch.bool or index.is_meta else index.nonzero(as_tuple=True)

@@ -32,7 +32,7 @@ class Explanation:
         kind: ``exact``, ``bounded`` or ``approximate``.
         split: what is cut, one line per mesh axis.
         stale: what is one step old; empty where nothing is.
-        rounded: what travels as fewer bits than it has; empty where nothing does.
+        rounded: what is sent in fewer bits; empty where nothing is.
         kept: what is kept between calls and how much memory it takes, where a strategy leaves a choice.
         bytes_by_step: for each step of a generation, the bytes each rank sends.
         bytes_once: bytes each rank sends once per generation.
@@ -74,8 +74,8 @@ def explain(
     Args:
         plan: strategies on a mesh.
         denoisers: the models they are attached to.
-        coders: the autoencoders they are attached to.
-        controlnets: the ControlNets that are cut as the denoisers are.
+        coders: their work on the autoencoder and the text encoders.
+        controlnets: the ControlNets that are cut like the denoisers.
     """
     return _Account(plan, denoisers, coders, controlnets).explanation()
 
@@ -83,7 +83,7 @@ def explain(
 def bytes_by_step(
     plan: PlanState, denoisers: Sequence[Denoiser], controlnets: Sequence[ControlNet], steps: int
 ) -> list[tuple[int, ...]]:
-    """Predicts the bytes each rank sends in the first steps of the generation at work."""
+    """Predicts the bytes each rank sends in the first steps of the current generation."""
     return _Account(plan, denoisers, (), controlnets).by_step(steps)
 
 
@@ -150,7 +150,7 @@ class _Account:
         return in_calls + rounds.predict(number, index)
 
     def called_in(self, denoiser: Denoiser) -> list[int]:
-        """Lists the steps a denoiser is called in; those still to come fall to the one that was called last."""
+        """Lists the steps a denoiser is called in; future steps count for the one that was called last."""
         last = {id(each): max(each.seen.steps, default=-1) for each in self.denoisers}
         done = max(last.values())
         ahead = range(done + 1, self.plan.clock.steps_made or 0) if last[id(denoiser)] == done else ()
@@ -185,7 +185,7 @@ class _Account:
         tokens, runs = call.tokens[branch], call.runs[branch] or (ModelRun(batch, None),)
         total = 0
         for run in runs:
-            # A rank with another share of the batch is taken to leave out as large a part of it.
+            # A rank with another share of the batch is assumed to skip the same fraction of it.
             samples = batch * run.samples // runs[0].samples
             if denoiser.cut is not None:
                 denoiser.cut.recall(run.notes)
@@ -212,7 +212,7 @@ class _Account:
         step: tuple[int, bool],
         rank: int,
     ) -> int:
-        """Counts what a rank sends in one forward of a step (its number, whether nothing from before it fits)."""
+        """Counts the bytes a rank sends in one forward of a step (its number, whether nothing earlier fits)."""
         index = self.place(rank, *_CUT_AXES)
         number, begins = step
         when = (0 if begins else number, self.plan.clock.num_steps == number + 1)
@@ -252,14 +252,14 @@ class _Account:
         return lines or ["nothing: one rank"]
 
     def told_shares(self, axis: str) -> str:
-        """Says by which shares an axis is cut, where the mesh has some."""
+        """Says by which shares an axis is cut, if the mesh has shares."""
         if self.plan.mesh.shares is None:
             return ""
         is_uneven = any(axis in strategy.uneven_axes for strategy in self.plan.strategies if strategy.denoises)
         return (self.plan.mesh.axis(axis).told_shares if is_uneven else "") or " in equal parts"
 
     def used(self) -> list[Strategy]:
-        """Returns the strategies that have ranks, or need none."""
+        """Returns the strategies that have ranks, or that need none."""
         return [s for s in self.plan.strategies if any(self.degrees[a] > 1 for a in s.axes) or not s.axes]
 
 

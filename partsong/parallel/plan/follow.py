@@ -22,10 +22,10 @@ __all__ = ["follow_pipeline"]
 def follow_pipeline(
     plan: PlanState, pipe: Any, hooks: HookSet, methods: ReplacedMethods, *, shares_decoder: bool
 ) -> None:
-    """Lets a plan see, and where needed change, what a pipeline does around its denoiser.
+    """Lets a plan follow, and where needed change, a pipeline's work around its denoiser.
 
     Args:
-        plan: its clock is driven from here on.
+        plan: its clock follows the pipeline from now on.
         pipe: a diffusers pipeline.
         hooks: takes the hook on the decoder.
         methods: takes the replaced methods of the pipeline and its scheduler.
@@ -50,7 +50,7 @@ def follow_pipeline(
         methods.replace(pipe, "prepare_latents", lambda method: _sharing_result(plan, method))
     plan.tells_end = tells_end
     if tells_end:
-        if hasattr(pipe, "check_inputs"):  # the first act of a call; the one before may have ended in an error
+        if hasattr(pipe, "check_inputs"):  # the first step of a call; the previous call may have ended in an error
             methods.replace(pipe, "check_inputs", lambda method: _before(method, plan.end_call))
         # Pipelines call it when they are done: a refiner's first half makes fewer steps than its scheduler has.
         methods.replace(pipe, last_act, lambda method: _after(_ending(plan, method), plan.end_call))
@@ -60,14 +60,14 @@ def follow_pipeline(
 
 
 def _scheduler(pipe: Any) -> Any:
-    """Returns the scheduler of a pipeline: of several that step together under names of their own, the first."""
+    """Returns the scheduler of a pipeline: the first of several that step together."""
     own = getattr(pipe, "scheduler", None)
     named = (name for name in getattr(pipe, "components", ()) if name.endswith("_scheduler"))
     return own if own is not None else next((getattr(pipe, name) for name in sorted(named)), None)
 
 
 def _follow_scheduler(plan: PlanState, pipe: Any, methods: ReplacedMethods) -> None:
-    """Lets the pipeline's scheduler drive the clock, also one that was put in the place of the first."""
+    """Lets the pipeline's scheduler drive the clock, also one that replaces the first."""
     scheduler = _scheduler(pipe)
     if plan.scheduler is scheduler:
         return
@@ -78,12 +78,12 @@ def _follow_scheduler(plan: PlanState, pipe: Any, methods: ReplacedMethods) -> N
     if not hasattr(pipe, "prepare_latents") and hasattr(scheduler, "scale_model_input"):
         # The pipeline draws its latents inline, as DiT's does: here they are seen first.
         methods.replace(scheduler, "scale_model_input", lambda method: _sharing_argument(plan, method))
-    if is_late:  # its timesteps were set before anybody followed it
+    if is_late:  # its timesteps were set before the plan followed it
         plan.clock.begin(scheduler.timesteps.tolist(), _levels(scheduler))
 
 
 def _levels(scheduler: Any) -> list[float] | None:
-    """Returns the noise levels of a scheduler that has them: many know timesteps alone."""
+    """Returns the noise levels of a scheduler that has them: many have only timesteps."""
     sigmas = getattr(scheduler, "sigmas", None)
     return sigmas.tolist() if isinstance(sigmas, Tensor) else None
 
@@ -102,7 +102,7 @@ class _SchedulerFollower:
         return _after(set_timesteps, begin_generation)
 
     def begin_copy(self, set_timesteps: Method) -> Method:
-        # A scheduler per frame: how many steps there will be, only the pipeline knows.
+        # A scheduler per frame: only the pipeline knows how many steps there will be.
         return _after(set_timesteps, self.plan.clock.begin)
 
     def advance(self, step: Method) -> Method:
@@ -112,9 +112,9 @@ class _SchedulerFollower:
             result = step(*args, **kwargs)
             clock = self.plan.clock
             if clock.step == 0:
-                # Not every scheduler takes the timestep in the same place.
+                # Schedulers take the timestep in different positions.
                 clock.begun_at(signature.bind(*args, **kwargs).arguments["timestep"])
-            if clock.is_called:  # some pipelines ask the scheduler twice for what the model was called once for
+            if clock.is_called:  # some pipelines call the scheduler twice per call of the model
                 self._end_step()
             return result
 
@@ -151,7 +151,7 @@ def _after(method: Method, act: Callable[[], None]) -> Method:
 
 
 def _ending(plan: PlanState, method: Method) -> Method:
-    """Lets a pipeline put its own offloading on anew, which is no change of a user's."""
+    """Lets a pipeline renew its own offloading, which is not a change by the user."""
 
     def clean_up(*args: Any, **kwargs: Any) -> Any:
         plan.is_ending = True

@@ -1,4 +1,4 @@
-"""Counts the bytes of tensors that are alive while code runs, with numbers or with shapes only."""
+"""Counts the bytes of tensors that are alive while code runs, with or without values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["LiveBytes"]
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that operators make while it is entered, until the last who holds them lets go.
+    """Counts the bytes of tensors that operators create while it is entered, until their last reference is gone.
 
     Args:
-        known: tensors that do not count: those that were there before.
+        known: tensors that existed before and do not count.
 
     Attributes:
         now: bytes alive now.
-        peak: the most that were alive at a time.
+        peak: most bytes alive at a time.
     """
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:

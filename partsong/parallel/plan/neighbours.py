@@ -1,4 +1,4 @@
-"""Refuses what others have put on a model where no parallel form goes with it: diffusers' caches, offloaded weights."""
+"""Refuses other changes to a model that no parallel form supports: diffusers' caches, offloaded weights."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from partsong.parallel.strategy import Strategy
 
 __all__ = ["Hooked", "check_guidance_calls", "check_neighbours", "refused_change"]
 
-#: Caches that compare what they compute with what they computed before: ranks would see different parts of it.
+#: Caches that compare results with earlier ones: ranks would see different parts of them.
 _COMPARING = ("FirstBlockCacheConfig", "SeaCacheConfig")
 #: Caches that call the model with half of the batch in some steps.
 _HALVING = ("FasterCacheConfig",)
-#: Methods that keep weights elsewhere -> what they are called.
+#: Methods that keep weights elsewhere -> their names in messages.
 _OFFLOADS = {"enable_sequential_cpu_offload": "sequential offload", "enable_group_offload": "group offload"}
 #: Why layers cannot be cast one by one.
 _CASTING = (
@@ -39,7 +39,7 @@ class Hooked(Protocol):
 
 
 def check_neighbours(denoiser: Hooked) -> None:
-    """Refuses what stands on a denoiser's layers and does not go with the plan.
+    """Refuses hooks on a denoiser's layers that do not work with the plan.
 
     Raises:
         UnsupportedError: names it, says why and what to use.
@@ -54,7 +54,7 @@ def check_neighbours(denoiser: Hooked) -> None:
 
 
 def check_guidance_calls(module: nn.Module, guider: Any, names: str) -> None:
-    """Refuses what counts on the calls for the branches of guidance being made when the pipeline makes them.
+    """Refuses features that rely on calls for guidance branches being made in the pipeline's order.
 
     Args:
         module: the denoiser.
@@ -73,7 +73,7 @@ def check_guidance_calls(module: nn.Module, guider: Any, names: str) -> None:
         )
     if guider is None:
         return
-    from diffusers.guiders.guider_utils import BaseGuidance  # loaded already: a guider is at hand
+    from diffusers.guiders.guider_utils import BaseGuidance  # loaded already, since there is a guider
 
     if type(guider).prepare_models is not BaseGuidance.prepare_models:
         raise UnsupportedError(
@@ -87,7 +87,7 @@ def refused_change(denoiser: Hooked, name: str, given: tuple[Any, ...]) -> str |
 
     Args:
         denoiser: a model under the plan.
-        name: the method's.
+        name: name of the method.
         given: its arguments.
     """
     if name == "enable_cache" and given:
@@ -100,7 +100,7 @@ def refused_change(denoiser: Hooked, name: str, given: tuple[Any, ...]) -> str |
 
 
 def _cache_reason(denoiser: Hooked, config: Any) -> str | None:
-    """Says why a cache of diffusers does not go with a plan; None where it does."""
+    """Says why a cache of diffusers does not work with a plan; None where it does."""
     if denoiser.everyone.size == 1:
         return None
     kind, names = type(config).__name__.removesuffix("Config"), _names(denoiser)
@@ -141,7 +141,7 @@ def _names(denoiser: Hooked) -> str:
 
 
 def _offloads(model: nn.Module) -> Iterator[str]:
-    """Names what moves the weights of single layers."""
+    """Names the features that move the weights of single layers."""
     for module in model.modules():
         registry: Any = getattr(module, "_diffusers_hook", None)
         if registry is not None and "group_offloading" in registry.hooks:
@@ -152,5 +152,5 @@ def _offloads(model: nn.Module) -> Iterator[str]:
 
 
 def _accelerate_hooks(hook: Any) -> list[Any]:
-    """Lists accelerate's hooks on a module, which may be several in one."""
+    """Lists accelerate's hooks on a module; one hook may hold several."""
     return [] if hook is None else list(getattr(hook, "hooks", [hook]))

@@ -36,7 +36,7 @@ def parallelize(pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = 
     the noise is what rank 0 draws: the default generators of the other ranks take over its state.
 
     Args:
-        pipe_or_module: an unmodified diffusers pipeline, its transformer, or its autoencoder for `ParallelVae` alone.
+        pipe_or_module: an unmodified diffusers pipeline, its transformer, or its autoencoder for `ParallelVae` only.
         *strategies: one or more strategies on different mesh axes.
         mesh: the ranks; None makes a mesh that gives each strategy its degree.
 
@@ -75,8 +75,8 @@ class Plan(PlanState):
     Attributes:
         target: the pipeline or module.
         denoisers: its denoisers under the plan.
-        controlnets: its ControlNets that are cut as the denoisers are.
-        coders: what strategies do to its autoencoder and its text encoders.
+        controlnets: its ControlNets that are cut like the denoisers.
+        coders: the strategies' work on its autoencoder and its text encoders.
         strategies: what was attached.
         mesh: the ranks.
         kind: ``exact``, ``bounded`` or ``approximate``.
@@ -97,7 +97,7 @@ class Plan(PlanState):
         self._put_on()
 
     def _put_on(self) -> None:
-        """Puts every hook on what the models are made of now."""
+        """Puts every hook on the models' present layers."""
         self.denoisers, self.controlnets, self.coders = [], [], []
         try:
             check_adapters(self.mesh.axis(*AXES), self._modules)
@@ -126,7 +126,7 @@ class Plan(PlanState):
             follow_pipeline(self, target, self._hooks, self._methods, shares_decoder=shares_decoder)
 
     def _take_off(self) -> None:
-        """Waits for what is under way and takes every hook off."""
+        """Waits for pending messages and takes every hook off."""
         try:
             self.clock.begin()
         finally:
@@ -170,7 +170,7 @@ class Plan(PlanState):
         return explain(self, self.denoisers, self.coders, self.controlnets)
 
     def end_call(self) -> None:
-        """Notes that the pipeline's call is over; its last step has none behind it that would see a difference."""
+        """Notes that the pipeline's call is over, so no step follows the last one."""
         super().end_call()
         for denoiser in self.denoisers:
             denoiser.guidance.expected.check()
@@ -188,7 +188,7 @@ class Plan(PlanState):
         self._owns_mesh = True
 
     def undo(self) -> None:
-        """Waits for what is under way and takes every hook off; may be called again."""
+        """Waits for pending messages and takes every hook off; may be called again."""
         try:
             self._take_off()
         finally:
@@ -207,7 +207,7 @@ class Plan(PlanState):
         self.undo()
 
     def abandon(self) -> None:
-        """Drops messages under way without waiting, after an error."""
+        """Drops pending messages without waiting, after an error."""
         for under in (*self.denoisers, *self.controlnets):
             under.abandon()
 
@@ -221,7 +221,7 @@ def _denoisers(target: Any) -> list[nn.Module]:
         raise ArgumentTypeError(
             f"parallelize() takes a diffusers pipeline or a transformer module, not {type(target).__name__}"
         )
-    # A prior is denoised too, but beside another denoiser it has a loop and a scheduler of its own.
+    # A prior is a denoiser too, but it has a loop and a scheduler of its own beside the main one.
     for names in (DENOISERS, ("prior",), ("decoder",)):
         parts = [getattr(target, name, None) for name in names]
         if modules := [part for part in parts if isinstance(part, nn.Module)]:

@@ -27,16 +27,16 @@ def predict(
         module: a denoiser; only the shapes of its weights are used, so it may live on the ``meta`` device.
         *strategies: as for `parallelize`.
         ranks: number of ranks to predict for.
-        shares: how fast each of them is, as for `Mesh`. Default: all alike.
-        **inputs: the module's arguments for one call, full size; tensors on any device. Some models read values out of
-            masks, ids or counts to know how long a sequence becomes; those count where they are given with values.
+        shares: relative speed of each rank, as for `Mesh`. Default: all equal.
+        **inputs: the module's arguments for one call, full size; tensors on any device. Some models read values from
+            masks, ids or counts to find the length of a sequence; give those with values.
 
     Returns:
         The prediction for a generation long enough to reach the steady state: `Explanation.bytes_by_step` ends with a
         step in the middle of a generation.
 
     Raises:
-        ArgumentTypeError: `module` is no module.
+        ArgumentTypeError: `module` is not a module.
         ArgumentError: degrees and ranks do not fit, or the shares are wrong for them.
         UnsupportedError: the architecture or the combination has no correct parallel form, or the model's code needs
             more than shapes.
@@ -63,9 +63,9 @@ class Memory:
     """Says how many bytes of a denoiser and its calls one rank holds.
 
     Attributes:
-        weights: of the weights that stay on the rank.
-        working: of the tensors that are alive at the peak of a call, beside weights and arguments.
-        kept: of those that stay until the next call.
+        weights: bytes of the weights that stay on the rank.
+        working: bytes of the tensors alive at the peak of a call, besides weights and arguments.
+        kept: bytes of those that stay until the next call.
     """
 
     weights: int
@@ -83,18 +83,18 @@ def predict_memory(
 ) -> Memory:
     """Predicts the memory that one rank needs for calls of a denoiser under a plan.
 
-    It counts tensors: what an allocator wastes, what a kernel takes for itself and what torch loads come on top.
+    It counts tensors: the waste of allocators, the workspace of kernels and torch itself come on top.
 
     Args:
         module: a denoiser; only the shapes of its weights are used, so it may live on the ``meta`` device.
         *strategies: as for `parallelize`.
         ranks: number of ranks to predict for.
-        rank: which one; the first has the largest part where parts are uneven and all ranks are alike.
+        rank: which one; where parts are uneven, the first has the largest part unless there are shares.
         shares: how fast each rank is, as for `Mesh`. Default: all alike.
         **inputs: the module's arguments for one call, full size.
 
     Raises:
-        ArgumentTypeError: `module` is no module.
+        ArgumentTypeError: `module` is not a module.
         ArgumentError: degrees and ranks do not fit, or the shares are wrong for them.
         UnsupportedError: as for `predict`.
 

@@ -1,4 +1,4 @@
-"""Remembers what operators return for tensors without values: equal blocks ask for the same shapes again and again."""
+"""Caches the results of operators on tensors without values, since equal blocks repeat the same shapes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class _UnknownError(Exception):
 
 
 class RememberedShapes(TorchDispatchMode):
-    """Answers operators from memory where all their tensors have shapes only, ten times as fast as torch finds out.
+    """Answers operators on tensors without values from a cache, ten times as fast as torch itself.
 
-    Enter it before other modes, which then still see every operator. Views are left to torch, and so is what writes
-    into its arguments.
+    Enter it before other modes, so that those still see every operator. Views and in-place operators are left to
+    torch.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def _key(value: Any) -> Any:
         return value.shape, value.stride(), value.dtype
     if isinstance(value, (list, tuple)):
         return tuple(map(_key, value))
-    # True == 1 == 1.0, but torch returns other types for them.
+    # True == 1 == 1.0, but torch returns different types for them.
     return type(value), value
 
 

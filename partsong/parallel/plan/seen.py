@@ -1,4 +1,4 @@
-"""Remembers what a plan has seen of the calls it was attached to: shapes, steps and operations."""
+"""Records the calls under a plan: shapes, steps and operations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["DenoiserCall", "ModelRun", "Seen", "counting_flops"]
 
 @dataclass(frozen=True, slots=True)
 class ModelRun:
-    """Remembers one run of the model within a call; a second one makes up for samples that the first left out.
+    """Remembers one run of the model within a call; a second run computes samples that the first left out.
 
     Attributes:
         samples: samples in it, on this rank.
@@ -33,16 +33,16 @@ class ModelRun:
 
 @dataclass(frozen=True, slots=True)
 class DenoiserCall:
-    """Remembers what one call of a denoiser was, whichever ranks computed it.
+    """Describes one call of a denoiser, whichever ranks computed it.
 
     Attributes:
         batch: samples in it, before any split.
         sample_bytes: bytes of one output sample.
-        tokens: tokens per stream; of several branches that ranks shared, those of each.
-        runs: beside each of `tokens`, the runs of the model; empty where this rank made none.
-        is_split: the samples were shared out.
+        tokens: tokens per stream, for each of the branches that ranks shared.
+        runs: the runs of the model for each of `tokens`; empty where this rank made none.
+        is_split: whether the samples were shared out.
         branches: how many branches of guidance the ranks shared in it; 0 where each made the whole call.
-        was_ready: the answer was there from an earlier call.
+        was_ready: whether the answer was ready from an earlier call.
     """
 
     batch: int
@@ -56,7 +56,7 @@ class DenoiserCall:
 
 @dataclass(slots=True)
 class Seen:
-    """Remembers the calls of this generation, which the prediction is made for.
+    """Records the calls of this generation, for predictions.
 
     Attributes:
         batch: samples in the last call of the denoiser, before any split.
@@ -64,14 +64,14 @@ class Seen:
         branches: calls of the denoiser in the last step.
         tokens: tokens per stream in the last call.
         tokens_of: the same for the last call of each branch.
-        runs_of: beside `tokens_of`, the runs of the model in that call.
-        calls: what the calls of each step were, where the pipeline makes them.
-        changed: steps in which a branch's calls took another shape than before.
+        runs_of: the runs of the model in each of these calls.
+        calls: the calls of each step, where the pipeline makes them.
+        changed: steps in which the shape of a branch's calls changed.
         steps: steps of this generation in which the denoiser was called; a pipeline may hold two and switch.
         latents: sizes of the latents that were shared in this call of the pipeline; some make two kinds.
         state_bytes: bytes of random states that were shared in it.
         decoded: samples and bytes per sample of each decoder call that was split.
-        check_bytes: what the check of an inferred row sent in this generation.
+        check_bytes: bytes that the check of an inferred row sent in this generation.
         flops: floating-point operations per input shape.
     """
 
@@ -124,7 +124,7 @@ class Seen:
         self.calls.setdefault(step, []).append(call)
 
     def calls_of(self, step: int, shares_branches: bool) -> list[DenoiserCall]:
-        """Lists the calls of a step; one that is still to come is like the last one.
+        """Lists the calls of a step; a future step is assumed to be like the last one.
 
         Args:
             step: number of the step.

@@ -20,7 +20,7 @@ __all__ = ["PlanState"]
 
 
 class PlanState:
-    """Holds strategies on a mesh, and where a generation with them stands.
+    """Holds strategies on a mesh, and the progress of a generation with them.
 
     Args:
         strategies: what is attached.
@@ -29,14 +29,14 @@ class PlanState:
     Attributes:
         kind: ``exact``, ``bounded`` or ``approximate``.
         clock: the current step and branch.
-        seen: shapes of what the pipeline as a whole was seen to move.
+        seen: shapes of what the pipeline as a whole has moved.
         scheduler: the scheduler that drives the clock; None where none does.
-        tells_end: whether the pipeline's call tells when it is over; otherwise each generation is taken as a call.
-        follow_scheduler: looks whether the pipeline has another scheduler by now, and follows that one.
-        finished: bytes that each rank sent in every step of the parts of a call that are over; a pipeline may begin its
+        tells_end: whether the end of the pipeline's call is noticed; otherwise each generation counts as a call.
+        follow_scheduler: follows the pipeline's scheduler if it was replaced.
+        finished: bytes that each rank sent in every step of the finished parts of a call; a pipeline may start its
             scheduler several times in one call.
         guider: returns the guidance of a modular pipeline; None where it has none.
-        is_ending: whether the pipeline's call is cleaning up behind itself.
+        is_ending: whether the pipeline's call is cleaning up.
         loop: the strategy whose own sampling loop must be used; None where the pipeline's own call samples.
         rounds: how that loop shares points of the trajectory out over ranks; None where it does not.
     """
@@ -69,7 +69,7 @@ class PlanState:
         return chain
 
     def borders(self, clock: StepClock | None = None) -> Borders:
-        """Returns how ranks that hold neighbouring rows of an image learn of each other's.
+        """Returns how ranks with neighbouring rows of an image exchange border rows.
 
         Args:
             clock: tells the step and the branch of the model with these rows. Default: the plan's own.
@@ -79,7 +79,7 @@ class PlanState:
         return next(chosen, None) or SyncBorders(axis)
 
     def begin_call(self) -> None:
-        """Forgets what the last call of the pipeline shared; in the middle of a call nothing happens."""
+        """Forgets what the last call of the pipeline shared; does nothing in the middle of a call."""
         if self.clock.is_over or not self.tells_end:
             self.clock.is_over, self._is_new_call = False, True
             self.finished.clear()
@@ -108,7 +108,7 @@ class PlanState:
         self.seen.state_bytes = before + share_random_state(self.mesh.axis(*AXES), self.mesh.device)
 
     def begin_loop(self) -> None:
-        """Begins a generation that a strategy's own loop makes."""
+        """Begins a generation in a strategy's own loop."""
         self.clock.begin()
         self.seen.state_bytes = 0
         self.share_random_state()

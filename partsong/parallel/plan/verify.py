@@ -1,4 +1,4 @@
-"""Checks a row that nobody wrote: the first call is computed serially too, and must agree on every rank."""
+"""Checks an inferred row: the first call is computed serially too, and must agree on every rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["TOLERANCE", "verified"]
 
 logger = logging.getLogger(__name__)
 
-#: Largest relative difference that rounding explains, per type.
+#: Largest relative difference that rounding can explain, per type.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 1e-3}
 
 
@@ -35,7 +35,7 @@ def verified(
         shared: makes the call under hooks.
 
     Returns:
-        What the call under hooks returned.
+        The output of the call under hooks.
 
     Raises:
         UnsupportedError: the call under hooks fails, or the two differ by more than rounding on some rank.
@@ -47,7 +47,7 @@ def verified(
     except PartsongError:
         raise
     except Exception as problem:
-        # What the layer says of its tensors is below this error; the user needs to know what to do.
+        # The layer's own error is chained below; the user needs to know what to do.
         raise UnsupportedError(
             f"{wrong}: a layer cannot compute with a part of the tokens ({type(problem).__name__}); use CfgParallel or "
             "DataParallel"

@@ -17,12 +17,12 @@ from partsong.parallel.ranks.mesh import Axis
 
 __all__ = ["AGREED_STEPS", "NUMBERS_PER_VALUE", "Comparison", "check_alike"]
 
-#: The first steps of a generation, in which ranks compare all that they were given. Later they compare latents only.
+#: First steps of a generation in which ranks compare all their inputs. Later they compare only latents.
 AGREED_STEPS = 2
 
 NUMBERS_PER_VALUE = 4
 
-#: Places after which the weights of values begin anew.
+#: Positions after which the weights of values repeat.
 _PERIOD = 97
 
 _ADVICE = "make the same call on every rank, with the same prompt, sizes and generator=torch.Generator().manual_seed(n)"
@@ -47,9 +47,9 @@ def check_alike(axis: Axis, given: Mapping[str, Any]) -> None:
 
 
 class Comparison:
-    """Compares one value per step between ranks while they go on, and tells of a difference a step later.
+    """Compares one value per step between ranks while they continue, and reports a difference a step later.
 
-    Nobody waits: the few numbers travel while the step is computed, and are looked at in the next one.
+    No rank waits: the few numbers are sent while the step is computed, and are checked in the next one.
 
     Args:
         axis: the ranks that compare.
@@ -68,7 +68,7 @@ class Comparison:
         self._posted = agree_later(self.axis, numbers, name=f"comparison of the ranks' {self.name}"), step
 
     def check(self) -> None:
-        """Looks at what has arrived.
+        """Checks the numbers that have arrived.
 
         Raises:
             ArgumentError: a rank had another value; names the rank, the value and the step.
@@ -91,13 +91,13 @@ class Comparison:
 
 
 def _odd_one(axis: Axis, table: Sequence[Sequence[float]]) -> int | None:
-    """Returns the first rank whose numbers differ from those of the axis' first; None where all are alike."""
+    """Returns the first rank whose numbers differ from those of the axis' first; None where all are equal."""
     pairs = zip(axis.ranks, table, strict=True)
     return next((rank for rank, row in pairs if not _alike(table[0], row)), None)
 
 
 def _fingerprint(value: Any) -> Tensor:
-    """Sums a tensor, or all tensors in a container, up to four numbers that other values would not share."""
+    """Reduces a tensor, or all tensors in a container, to four numbers that differ for other values."""
     if isinstance(value, (list, tuple, dict)):
         items = list(value.values() if isinstance(value, dict) else value)
         prints = [_fingerprint(item) for item in items]
@@ -114,9 +114,9 @@ def _fingerprint(value: Any) -> Tensor:
 
 
 def _sums(flat: Tensor) -> Tensor:
-    """Returns how many values there are, their sum, that of their sizes, and one with weights by their places.
+    """Returns the number of values, their sum, the sum of their sizes, and a sum weighted by position.
 
-    No copy of the values is made, nor is a number sent from the host: both would be made in every step.
+    It neither copies the values nor sends a number from the host, since it runs in every step.
     """
     whole = len(flat) // _PERIOD * _PERIOD
     ramp = torch.arange(1, _PERIOD + 1, dtype=torch.float64, device=flat.device).remainder_(_PERIOD)
@@ -128,7 +128,7 @@ def _sums(flat: Tensor) -> Tensor:
 
 
 def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
-    # This allows for the rounding of a GPU's sums, and lies far below what another prompt or seed changes.
+    # This allows for the rounding of a GPU's sums, and is far below the effect of another prompt or seed.
     slack = 1e-4 * (one[2] + 1e-12)
     return one[0] == other[0] and all(
         abs(a - b) <= slack * w or (math.isnan(a) and math.isnan(b))

@@ -1,4 +1,4 @@
-"""Finds out which rank of a run is to blame when several of them fail."""
+"""Finds the rank that caused a failure when several of them fail."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from partsong.errors import DistributedError, PartsongError, RankError
 
 __all__ = ["BLAMED_GRACE", "ERROR_KEY", "GRACE", "RankReport", "first_cause", "is_blamed"]
 
-#: Where in the store a rank notes which other one it waits for in vain.
+#: Key in the store under which a rank notes which other one it waits for in vain.
 ERROR_KEY = "partsong/error"
-#: Seconds that the other ranks have to end by themselves after one has failed, and when it is known who is to blame.
+#: Seconds that the other ranks get to end after one has failed, in general and when the cause is known.
 GRACE, BLAMED_GRACE = 5.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """Holds how a rank ended that could still say so.
+    """Holds a rank's own report of how it ended.
 
     Attributes:
         value: what its function returned.
         error: what it raised; None where it returned.
-        trace: the traceback of that, as text.
+        trace: traceback of the error, as text.
     """
 
     value: Any = None
@@ -41,7 +41,7 @@ def first_cause(
 ) -> PartsongError:
     """Returns the error that ended a run.
 
-    A rank that only lost its peers is a witness. The cause is a rank that was killed or raised another error.
+    A rank that only lost its peers is a witness. The cause is the rank that was killed or raised another error.
 
     Args:
         failed: the ranks that raised an error or ended without a report.

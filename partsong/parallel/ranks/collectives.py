@@ -1,8 +1,8 @@
 """Moves tensors between the ranks of one axis; the active ledger counts every byte.
 
-All of it is built on `exchange`, which posts point-to-point messages together. It takes uneven sizes, needs no copy of
+Everything is built on `exchange`, which posts point-to-point messages together. It takes uneven sizes, needs no copy of
 the rank's own part, and on gloo is several times faster than list ``all_gather``. Every call has its own tag, which
-keeps messages apart when many are under way. Ranks post in the same order, so their tags agree.
+keeps messages apart when many are pending. Ranks post in the same order, so their tags agree.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TAGS = 1 << 16
 
 
 class Pending:
-    """Holds messages under way and keeps their tensors alive; call `wait` before you read a received tensor."""
+    """Holds pending messages and keeps their tensors alive; call `wait` before you read a received tensor."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Pending:
         self._works, self._tensors, self._finish = list(works), list(tensors), list(finish)
 
     def then(self, finish: Callable[[], Any]) -> None:
-        """Calls a function once all messages have arrived and left; not where there are none."""
+        """Calls a function once all messages have been received and sent; never if there are none."""
         self._finish.append(finish)
 
     @property
@@ -53,7 +53,7 @@ class Pending:
         return all(work.is_completed() for work in self._works)
 
     def wait(self) -> None:
-        """Waits until all messages have arrived and left; may be called again.
+        """Waits until all messages have been received and sent; may be called again.
 
         Raises:
             DistributedError: a peer died, stopped, or posted something else.
@@ -82,7 +82,7 @@ def exchange(
         name: what errors call it.
     """
     count = next(axis.calls)
-    # The name is part of the tag: ranks that ask for different things wait until one gives up, and never swap data.
+    # The name is part of the tag: ranks with different requests wait until one times out, and never mix up data.
     tag = (zlib.crc32(name.encode()) % (_TAGS >> 2)) * _TAGS + count % _TAGS
     ops, tensors, finish, peers = [], [], [], []
     for kind, parts in ((dist.irecv, recvs), (dist.isend, sends)):
@@ -155,7 +155,7 @@ def halo_exchange(axis: Axis, rows: Tensor, halo: int, dim: int, *, name: str = 
 
     Args:
         axis: the ranks taking part, in spatial order.
-        rows: tensor whose dim `dim` is ``halo + own + halo``. The own part is set, and `wait` fills the halos, but for
+        rows: tensor whose dim `dim` is ``halo + own + halo``. The own part is set, and `wait` fills the halos, except
             those at the outer ends.
         halo: width of the border; 0 < halo <= own.
         dim: the split dimension.
@@ -215,7 +215,7 @@ def gather_tokens(axis: Axis, part: Tensor, sizes: Sequence[int], dim: int, *, n
     """
     if axis.size == 1:
         return part
-    # In a prediction nothing comes from the others, so there is no value to put together.
+    # In a prediction nothing arrives from the others, so there are no values to gather.
     moved = (part.to("meta") if axis.dry else part).movedim(dim, 0)
     whole = moved.new_empty((sum(sizes), *moved.shape[1:]))
     start = offsets(sizes)[axis.index]

@@ -1,8 +1,8 @@
-"""Watches which ranks are alive and what each is doing, so that a failed collective can name the rank to blame.
+"""Watches which ranks are alive and what each is doing, so that a failed collective can name the responsible rank.
 
 Every rank of a distributed run has a small thread. Twice a second it writes a counter and its current operation to the
-rendezvous store, and reads those of the others. When an operation fails, the ranks whose counter stands still are the
-dead ones. A wait can never end when any rank stands still for `SILENCE` seconds, or when an awaited rank has left
+rendezvous store, and reads those of the others. When an operation fails, the ranks whose counter has stopped are the
+dead ones. A wait cannot succeed once any rank's counter has stopped for `SILENCE` seconds, or an awaited rank left
 `DEPARTED` seconds ago. The process is then stopped, as NCCL's own watchdog would do.
 """
 
@@ -26,11 +26,11 @@ __all__ = ["Heartbeat", "operation"]
 logger = logging.getLogger(__name__)
 
 PERIOD = 0.5
-#: A rank this long without a sign of life is taken for dead; with the ways to tell and to end it, under 10 seconds.
+#: Seconds without a sign of life after which a rank counts as dead; with reporting and ending, under 10 seconds.
 SILENCE = 6.0
 #: Seconds within which every message that a rank sent before it left has arrived.
 DEPARTED = 4.0
-#: When all have waited in different operations for this many seconds, no slow link is the reason any more.
+#: Seconds after which ranks waiting in different operations cannot be explained by a slow link.
 DIVERGED = 20.0
 _LEFT = "left the run"
 _AFTER = " after a failure in "
@@ -50,7 +50,7 @@ class Heartbeat:
         #: The first operation that failed here; the others can read it even after this rank has gone.
         self.failed = ""
         self.since = 0.0
-        #: Seconds in which this process got to run; nobody is to blame for the others.
+        #: Seconds in which this process was running; other ranks are not blamed for the rest.
         self.awake = 0.0
         self._stop = threading.Event()
         self._seen: dict[int, tuple[str, float]] = {}
@@ -62,7 +62,7 @@ class Heartbeat:
     def start(cls, rank: int, world_size: int) -> Heartbeat:
         """Starts the heartbeat of a distributed run, or joins the one already beating."""
         if cls.current is None:
-            # This is a second connection, since the main thread may block on its own while ranks find each other.
+            # This is a second connection, since the main thread may block on the first one while ranks connect.
             store = dist.distributed_c10d._get_default_store().clone() if world_size > 1 else None
             cls.current = cls(store, rank, world_size)
             if store is not None:
@@ -71,7 +71,7 @@ class Heartbeat:
         return cls.current
 
     def stop(self) -> None:
-        """Tells the others that this rank leaves, once the last user has stopped."""
+        """Notifies the others that this rank leaves, once its last user has stopped."""
         self._users -= 1
         if self._users > 0 or self._stop.is_set():
             return
@@ -96,14 +96,14 @@ class Heartbeat:
             self._stop.wait(PERIOD)
 
     def _check(self) -> None:
-        """Ends this process when a message it waits for can no longer come."""
+        """Ends this process when a message it waits for can no longer arrive."""
         if not self.waiting:
             return
         silent = [rank for rank in self._seen if self.silence(rank) > SILENCE]
         if silent:
             self._give_up(silent, f"silent for {SILENCE:.0f} s (stopped, or its machine is gone)")
         now, peers = self.awake, self.peers
-        # The clock starts with this wait, since the message may still be under way when the sender has left.
+        # The clock starts with this wait, since the message may still be in transit when the sender has left.
         gone = [r for r, (text, when) in self._seen.items() if _left(text) and now - max(when, self.since) > DEPARTED]
         left = [rank for rank in gone if rank in peers]
         if left:
@@ -116,7 +116,7 @@ class Heartbeat:
     def _deadlocked_with(self, now: float) -> list[int]:
         """Lists ranks that wait in another operation, if every rank this one depends on is waiting.
 
-        A peer that waits for a rank which still computes is only late, and then the list is empty.
+        A peer that waits for a rank that still computes is only late; then the list is empty.
         """
         reached, open_ends = {self.rank}, list(self.peers)
         while open_ends:
@@ -186,11 +186,11 @@ class Heartbeat:
 
 @contextmanager
 def operation(name: str, peers: Sequence[int] = ()) -> Iterator[None]:
-    """Notes what this rank waits for, and turns a failure into an error that names the rank to blame.
+    """Notes what this rank waits for, and turns a failure into an error that names the responsible rank.
 
     Args:
         name: what the rank does, for messages.
-        peers: global ranks it cannot go on without.
+        peers: global ranks that it depends on.
 
     Raises:
         DistributedError: the operation failed; the message names it, this rank and the dead or diverging ranks.

@@ -1,4 +1,4 @@
-"""Carries a few numbers from ranks and devices to the host, which goes on meanwhile and reads them a step later."""
+"""Brings a few numbers from ranks and devices to the host, which continues meanwhile and reads them a step later."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Later", "agree_later", "on_device"]
 
 
 class Later:
-    """Holds numbers that are on their way to the host.
+    """Holds numbers that are being copied to the host.
 
-    On a GPU they are copied on a stream of their own, so that neither the host nor the stream at work waits for them.
+    On a GPU they are copied on a stream of their own, so that neither the host nor the compute stream waits for them.
 
     Args:
-        numbers: any shape; nobody may write into it any more.
-        pending: the messages that fill it; None where it is filled already.
+        numbers: any shape; it must not be written to any more.
+        pending: the messages that fill it; None if it is filled.
     """
 
     def __init__(self, numbers: Tensor, pending: Pending | None = None) -> None:
@@ -36,11 +36,11 @@ class Later:
                 host.copy_(numbers, non_blocking=True)
                 self._event = torch.cuda.Event()
                 self._event.record()
-            numbers.record_stream(stream)  # their memory may not be given away while they are copied
+            numbers.record_stream(stream)  # their memory must not be reused while they are copied
             self._numbers, self._pending = host, None
 
     def read(self) -> list:
-        """Returns the numbers, nested as the tensor was; waits where they have not come yet."""
+        """Returns the numbers, nested as the tensor was; waits until they have arrived."""
         if self._event is not None:
             self._event.synchronize()
         if self._pending is not None:
@@ -62,7 +62,7 @@ def agree_later(axis: Axis, numbers: Tensor, *, name: str) -> Later:
 
 
 def on_device(values: Sequence, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Makes a small tensor of Python's numbers, without a wait for what the device has still to do.
+    """Makes a small tensor from Python numbers, without waiting for the device's queue.
 
     Args:
         values: numbers, or rows of numbers.

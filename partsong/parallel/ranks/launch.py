@@ -29,9 +29,9 @@ def launch(fn: Callable[..., Any], nproc: int, *args: Any) -> Any:
     """Runs ``fn(*args)`` on `nproc` local ranks and returns what rank 0 returned.
 
     Each rank is a fresh process with ``RANK``, ``WORLD_SIZE`` and the rendezvous set as under ``torchrun``, so ``fn``
-    begins with a `Mesh`. The rendezvous store lives in the calling process and outlives any rank. One rank, too, runs
-    in a process of its own. On Linux without CUDA, ranks are forked from a server process that has imported torch once.
-    Elsewhere, or with ``PARTSONG_SPAWN=1``, each rank is started from scratch.
+    begins with a `Mesh`. The rendezvous store lives in the calling process and outlives any rank. A single rank also
+    runs in a process of its own. On Linux without CUDA, ranks are forked from a server process that has imported torch
+    once. Elsewhere, or with ``PARTSONG_SPAWN=1``, each rank is started from scratch.
 
     Args:
         fn: a function defined at the top level of an importable module; it and `args` are pickled.
@@ -75,7 +75,7 @@ class _Run:
     def start(self) -> None:
         from torch.distributed import TCPStore
 
-        # Port 0 lets the system choose, so two runs never race for one.
+        # Port 0 lets the system choose, so two runs never compete for a port.
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.store.set("partsong/launched", "1")
         context = _context()
@@ -117,7 +117,7 @@ class _Run:
                 self._collect(rank)
                 running -= set() if is_alive else {rank}
             if deadline is None and any(self._failed(rank) for rank in range(self.nproc)):
-                # Where ranks have found out already who is to blame, the others have nothing more to tell.
+                # Once ranks have found the cause, the others have nothing to add.
                 deadline = time.monotonic() + (BLAMED_GRACE if is_blamed(self.store) else GRACE)
             if deadline is not None and time.monotonic() >= deadline:
                 break
@@ -162,7 +162,7 @@ def _context() -> Any:
     """Chooses how ranks start: forked from a process that has imported torch and diffusers once, or spawned.
 
     Importing takes seconds of processor time, which a fork server spends once instead of once per rank. But a process
-    that has looked for GPUs must not be forked, and an import may look. So with CUDA, ranks are spawned.
+    that has looked for GPUs must not be forked, and an import may do that. So with CUDA, ranks are spawned.
     """
     from torch import cuda
 
@@ -173,7 +173,7 @@ def _context() -> Any:
 
 def _child(payload: bytes, environment: dict[str, str], pipe: Connection) -> None:
     _die_with_parent()
-    # A fork server still has the variables of the time at which it was started.
+    # A fork server keeps the environment variables from when it was started.
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)
@@ -184,12 +184,12 @@ def _child(payload: bytes, environment: dict[str, str], pipe: Connection) -> Non
     # tqdm's own lock is a semaphore shared between processes, which a rank that ends abruptly would leak.
     tqdm.set_lock(threading.RLock())
     try:
-        fn, args = pickle.loads(payload)  # made by our own parent
+        fn, args = pickle.loads(payload)  # pickled by our own parent
         value = fn(*args)
         _send(pipe, RankReport(value if environment["RANK"] == "0" else None))
     except BaseException as error:  # noqa: BLE001 - the parent must learn of any error that ends this rank
         _send(pipe, RankReport(error=portable(error), trace=traceback.format_exc()))
-        # Peers may be blocked on this rank, so it leaves at once instead of waiting for them when it closes down.
+        # Peers may be blocked on this rank, so it exits at once instead of waiting for them at shutdown.
         sys.stderr.flush()
         os._exit(1)
     finally:
@@ -212,7 +212,7 @@ def _die_with_parent() -> None:
     """Ends this process when the launching one ends, however that happens.
 
     Linux signals the end of the process this one was forked from. That may be a fork server, which can outlive the
-    launching process, so a thread watches the launching process as well.
+    launching process, so a thread also watches the launching process.
     """
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():

@@ -25,7 +25,7 @@ __all__ = ["AXES", "TOKEN_AXES", "Axis", "Mesh", "Network", "check_shares", "sha
 
 _OPENED = itertools.count()
 
-#: Outermost first: ranks of the last axis are neighbours, so the axis that talks most gets the fastest links.
+#: Outermost first: ranks of the last axis are neighbours, so the axis with the most traffic gets the fastest links.
 AXES: tuple[str, ...] = (
     *("data", "time", "cfg", "expert", "pipe", "stage", "clip"),
     *("patch", "ring", "ulysses", "tensor"),
@@ -35,10 +35,10 @@ TOKEN_AXES = ("patch", "ring", "ulysses")
 
 
 class Network(Protocol):
-    """Describes what hears of messages that are not made."""
+    """Describes a listener for messages that are only predicted."""
 
     def post(self, sent: Mapping[int, int], received: Mapping[int, int]) -> Any:
-        """Notes messages of a rank to and from others, and returns what has a method ``wait``.
+        """Notes messages of a rank to and from others, and returns an object with a method ``wait``.
 
         Args:
             sent: bytes to each global rank.
@@ -57,9 +57,9 @@ class Axis:
         index: this rank's place in `ranks`.
         group: the process group, None when the axis has a single rank.
         dry: exchanges are only counted, for `partsong.parallel.predict`.
-        network: hears of messages where exchanges are only counted; None where nobody listens.
+        network: is notified of messages where exchanges are only counted; None for nobody.
         calls: numbers the exchanges on this axis. All its ranks make the same ones; other groups of the mesh need not.
-        shares: how fast the place of each rank is, the same in all groups of the mesh; None where all are alike.
+        shares: relative speed of each place, the same in all groups of the mesh; None where all are equal.
     """
 
     name: str
@@ -77,11 +77,11 @@ class Axis:
         return len(self.ranks)
 
     def split(self, total: int, least: int = 1) -> tuple[int, ...]:
-        """Returns how much of a length each rank takes: by its share, or as even as can be.
+        """Returns how much of a length each rank takes: by its share, or as evenly as possible.
 
         Args:
             total: the length.
-            least: what a rank takes at least where there are shares and `total` is enough for that.
+            least: the least a rank takes where there are shares and `total` is large enough.
 
         Example:
             >>> Axis("ulysses", (0, 1), 0).split(9), Axis("ulysses", (0, 1), 0, shares=(2.0, 1.0)).split(9)
@@ -91,7 +91,7 @@ class Axis:
 
     @property
     def told_shares(self) -> str:
-        """Says by which shares a length is cut, to follow other words; empty where they are alike."""
+        """Says by which shares a length is cut, as the end of a phrase; empty where they are equal."""
         return "" if self.shares is None else f" by shares {' : '.join(f'{share:g}' for share in self.shares)}"
 
 
@@ -110,11 +110,11 @@ class Mesh:
         stage: ranks over timesteps.
         ring: ranks that pass key/value blocks around.
         ulysses: ranks that share the heads.
-        time: ranks over the points of a trajectory that are solved for together.
-        expert: ranks over models that were trained apart.
+        time: ranks over points of a trajectory that are solved together.
+        expert: ranks over separately trained models.
         tensor: ranks over the heads and columns of layers.
         shares: how fast each rank is, in any unit, in the order of ranks. Strategies that cut tokens or rows give each
-            rank its share of them; what has no uneven form stays in equal parts. Default: all ranks are alike.
+            rank its share of them; all else stays in equal parts. Default: all ranks are equal.
         device: the torch device type; None is ``cuda`` where there is a GPU, else ``cpu``.
         timeout: seconds until a stuck collective fails.
 
@@ -205,7 +205,7 @@ class Mesh:
         return self._axes[shared]
 
     def alone(self) -> Mesh:
-        """Returns a mesh of this rank alone, for work it does by itself, such as checking a result."""
+        """Returns a mesh of just this rank, for work it does by itself, such as checking a result."""
         mesh = copy.copy(self)
         mesh.degrees, mesh.rank, mesh.world_size = dict.fromkeys(AXES, 1), 0, 1
         mesh.shares, mesh._axes, mesh._device_mesh, mesh._owns_group = None, {}, None, False
@@ -243,7 +243,7 @@ class Mesh:
 
 
 def _await_connections(group: Any) -> None:
-    """Waits until all ranks of a new group are connected: one that is refused closes it at once, and others hang."""
+    """Waits until all ranks of a new group are connected: a refused rank closes it at once, and others would hang."""
     if dist.get_backend(group) == "gloo":
         dist.barrier(group)
 
@@ -261,7 +261,7 @@ def check_degrees(degrees: Mapping[str, int], world_size: int) -> None:
 
 
 def check_shares(shares: Sequence[float] | None, world_size: int) -> tuple[float, ...] | None:
-    """Returns the shares of the ranks, or None where all are alike; refuses what is not a positive number for each."""
+    """Returns the shares of the ranks, or None where all are equal; refuses anything but a positive number for each."""
     if shares is None:
         return None
     bound = Number(0, above=True)
@@ -277,10 +277,10 @@ def check_shares(shares: Sequence[float] | None, world_size: int) -> tuple[float
 def shares_along(
     names: Sequence[str], degrees: Mapping[str, int], shares: Sequence[float] | None
 ) -> tuple[float, ...] | None:
-    """Returns the shares of the places along some axes; None where they are alike.
+    """Returns the shares of the places along some axes; None where they are equal.
 
-    All groups of a mesh are cut alike. So where ranks at one place hold the same tokens, or wait for each other's, the
-    slowest tells its share. Where tokens are cut over other axes too, the ranks at one place together have their sum.
+    All groups of a mesh are cut alike. So where ranks at one place hold the same tokens, or wait for each other, the
+    slowest decides. Where tokens are cut over other axes too, a place has the sum of its ranks.
 
     Args:
         names: the axes, in the order of `AXES`.
@@ -304,7 +304,7 @@ def shares_along(
 
 
 def _check_same(shares: tuple[float, ...] | None, world_size: int) -> None:
-    """Refuses shares that differ between ranks: their messages would not fit each other."""
+    """Refuses shares that differ between ranks: their messages would not match."""
     if world_size == 1:
         return
     given: list[tuple[float, ...] | None] = [None] * world_size
@@ -327,7 +327,7 @@ def _local_device(device: str | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
-        # More ranks than GPUs share them round robin; gloo then carries the data (see _start_group).
+        # More ranks than GPUs share them in turn; gloo then carries the data (see _start_group).
         gpu = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(gpu)
         return gpu

@@ -1,4 +1,4 @@
-"""Gives all ranks the noise of rank 0 where a call has no generator and every rank would draw its own."""
+"""Gives all ranks the noise of rank 0 where a call has no generator, so every rank would draw its own."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def share_latents(everyone: Axis, latents: Tensor) -> Tensor:
 def share_random_state(everyone: Axis, device: torch.device) -> int:
     """Sets the default generators to their state on the first rank, so that all ranks draw the same numbers.
 
-    Samplers that add noise in every step draw it from there when they are given no generator. The first rank still
-    draws what it would draw alone.
+    Samplers that add noise in every step draw it from there when they are given no generator. The first rank
+    draws the same numbers as on its own.
 
     Args:
         everyone: all ranks.

@@ -9,11 +9,11 @@ __all__ = ["WeightPiece"]
 
 @dataclass(frozen=True, slots=True)
 class WeightPiece:
-    """Describes a part of a tensor: runs along one dim, one behind the other.
+    """Describes a part of a tensor: consecutive runs along one dim.
 
     Attributes:
         dim: the dim that is cut.
-        runs: where each run begins and how long it is; without any, the part is as large as the tensor and zero.
+        runs: start and length of each run; without any, the part is as large as the tensor and zero.
     """
 
     dim: int

@@ -1,4 +1,4 @@
-"""Names what runs, for profilers: nothing is done where none is at work."""
+"""Names ranges of work for profilers; does nothing without one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["named_range"]
 
 
 def named_range(name: str) -> AbstractContextManager[object]:
-    """Shows what runs inside as a range of this name in traces of `torch.profiler`.
+    """Shows the work inside as a named range in traces of `torch.profiler`.
 
     Args:
         name: shown behind ``partsong:``.
@@ -19,7 +19,7 @@ def named_range(name: str) -> AbstractContextManager[object]:
         >>> with named_range("gather"):
         ...     pass
     """
-    # Asked for once per message and attention, so it has to cost nothing without a profiler.
+    # Entered for every message and attention, so it must cost nothing without a profiler.
     if not torch.autograd.profiler._is_profiler_enabled:
         return nullcontext()
     return torch.autograd.profiler.record_function(f"partsong: {name}")

@@ -1,4 +1,4 @@
-"""Cuts a length among ranks into contiguous runs, as even as can be or by their shares, alike on every rank."""
+"""Cuts a length into contiguous runs for ranks, as evenly as possible or by shares, alike on every rank."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def split_sizes(total: int, parts: int, shares: tuple[float, ...] | None = None,
     Args:
         total: what is cut.
         parts: number of runs.
-        shares: how fast each part is worked on, in any unit. The part that takes longest takes as short as can be.
-            Default: all alike, and the longer runs come first.
-        least: the least size of a run by shares, where `total` is enough for that.
+        shares: how fast each part is worked on, in any unit. The time of the slowest part is as short as possible.
+            Default: all equal, and the longer runs come first.
+        least: the least size of a run by shares, where `total` is large enough.
 
     Example:
         >>> split_sizes(7, 3), split_sizes(7, 3, (1.0, 1.0, 3.0)), split_sizes(7, 2, (9.0, 1.0), least=2)
@@ -30,10 +30,10 @@ def split_sizes(total: int, parts: int, shares: tuple[float, ...] | None = None,
     return _by_shares(total, shares, min(least, total // parts))
 
 
-@functools.lru_cache(maxsize=4096)  # every layer of every step asks
+@functools.lru_cache(maxsize=4096)  # called by every layer in every step
 def _by_shares(total: int, shares: tuple[float, ...], least: int) -> tuple[int, ...]:
     sizes, open_ones = [least] * len(shares), set(range(len(shares)))
-    # A part whose share of the rest is below the least has the least; the others then share what is left.
+    # A part whose share is below the least gets the least; the others share the rest.
     while True:
         rest = total - sum(sizes[index] for index in range(len(shares)) if index not in open_ones)
         whole = sum(shares[index] for index in sorted(open_ones))
@@ -44,7 +44,7 @@ def _by_shares(total: int, shares: tuple[float, ...], least: int) -> tuple[int, 
         open_ones -= small
     for index, quota in quotas.items():
         sizes[index] = quota
-    # What rounding down left over goes, one by one, to whom it delays least.
+    # Units left over by rounding down go, one by one, to the part that they delay least.
     for _ in range(total - sum(sizes)):
         sizes[min(open_ones, key=lambda index: ((sizes[index] + 1) / shares[index], index))] += 1
     return tuple(sizes)

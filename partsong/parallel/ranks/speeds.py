@@ -1,4 +1,4 @@
-"""Measures how fast the ranks of a mesh are beside each other."""
+"""Measures the relative speeds of the ranks of a mesh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partsong.parallel.ranks.mesh import AXES, Mesh
 
 __all__ = ["measure_shares"]
 
-#: Digits of a share. Further ones are noise.
+#: Digits of a share; further digits are noise.
 DIGITS = 2
 #: Tokens and channels of the work that is measured by default.
 LENGTH, WIDTH, HEADS = 512, 512, 8
@@ -39,13 +39,13 @@ def measure_shares(
         work: what each rank computes by itself, such as a call of the denoiser on inputs of the usual size, without a
             plan. Default: products of matrices and attention, in the proportion of a transformer's block.
         repeats: rounds that count, after one that warms up.
-        clock: tells the seconds. With ``time.process_time`` what other programs do to the speed is left out.
+        clock: returns seconds. ``time.process_time`` ignores the effect of other programs.
 
     Returns:
         The share of each rank, in order; the fastest has 1.
 
     Raises:
-        ArgumentError: `repeats` is no positive integer, or the work takes no time by this clock.
+        ArgumentError: `repeats` is not a positive integer, or the work takes no time by this clock.
 
     Example:
         >>> with Mesh() as mesh:
@@ -81,7 +81,7 @@ def _block_of(device: torch.device) -> Callable[[], object]:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     rows = torch.full((LENGTH, WIDTH), 0.01, dtype=dtype, device=device)
     square, wide = (torch.full((WIDTH, n * WIDTH), 0.01, dtype=dtype, device=device) for n in (1, 4))
-    # A GPU is done with one block before its host has posted it.
+    # A GPU finishes one block before its host has posted it.
     blocks = 32 if device.type == "cuda" else 4
 
     def compute() -> None:

@@ -27,7 +27,7 @@ def sum_over(axis: Axis, part: Tensor, *, name: str = "sum") -> Tensor:
     if axis.size == 2:
         other = part.new_empty(part.shape)
         all_to_all(axis, [part, part], [other, other], name=name).wait()
-        return part if axis.dry else part.add_(other)  # in either order the sum has the same bits
+        return part if axis.dry else part.add_(other)  # the sum of two has the same bits in either order
     sizes = split_sizes(part.numel(), axis.size)
     start, mine = offsets(sizes)[axis.index], sizes[axis.index]
     flat = part.view(-1)

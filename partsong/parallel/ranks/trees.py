@@ -1,4 +1,4 @@
-"""Gives every rank the nested tensors that the first rank has."""
+"""Sends the first rank's nested tensors to every rank."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def broadcast_tree(axis: Axis, tree: Any, device: torch.device, *, name: str) ->
 
     Raises:
         UnsupportedError: on the first rank, the tree holds something else.
-        ArgumentError: on the others, the same, or the first rank called `broadcast_error` in its place.
+        ArgumentError: on the others in that case, or if the first rank called `broadcast_error` instead.
     """
     content, leaves = None, []
     if axis.index == 0:
@@ -60,7 +60,7 @@ def broadcast_tree(axis: Axis, tree: Any, device: torch.device, *, name: str) ->
 
 
 def broadcast_error(axis: Axis, error: BaseException, device: torch.device, *, name: str) -> None:
-    """Lets the `broadcast_tree` of the other ranks raise in the place of a tree; only the first rank calls it."""
+    """Makes the `broadcast_tree` of the other ranks raise an error instead; only the first rank calls it."""
     _broadcast_json(axis, {"error": f"{type(error).__name__}: {error}"}, device, name)
 
 
@@ -76,7 +76,7 @@ def _broadcast_json(axis: Axis, value: Any, device: torch.device, name: str) -> 
     """Returns the first rank's value on every rank, and the bytes it has sent."""
     text: Sequence[int] = json.dumps(value).encode() if axis.index == 0 else b""
     length = broadcast(axis, torch.tensor([len(text)], device=device), name=name)
-    # As many bytes as there are, but for an empty text, which JSON never is.
+    # The others allocate as many bytes as there are; JSON is never empty.
     data = torch.tensor(list(text), dtype=torch.uint8, device=device) if axis.index == 0 else None
     data = torch.empty(int(length), dtype=torch.uint8, device=device) if data is None else data
     broadcast(axis, data, name=name)

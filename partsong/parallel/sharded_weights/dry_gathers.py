@@ -1,4 +1,4 @@
-"""Goes through the motions of gathering blocks on ranks that need not exist, for predictions of memory and time."""
+"""Simulates gathering blocks on ranks that need not exist, for predictions of memory and time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DryGathers"]
 
 
 class DryGathers:
-    """Gathers blocks that have shapes only: each one while the one before computes, all into the same room.
+    """Gathers blocks without values: each one while the previous one computes, all into the same memory.
 
     Args:
         units: the blocks, in the order of their calls.

@@ -15,7 +15,7 @@ from partsong.parallel.strategy import Strategy
 
 __all__ = ["ShardedWeights"]
 
-#: Models that compute with a layer of a block where the block itself is not called.
+#: Models that use a layer of a block outside calls of that block.
 _READ_FROM_OUTSIDE = ("DiTTransformer2DModel",)
 
 
@@ -23,16 +23,16 @@ _READ_FROM_OUTSIDE = ("DiTTransformer2DModel",)
 class ShardedWeights(Strategy):
     """Keeps a share of every block's weights on each rank, and gathers a block right before it runs. Exact.
 
-    A rank holds its share of all blocks, the whole of the block at work and of the next one, which is gathered while
-    the current one computes. What stands outside the blocks, such as embeddings, stays whole. The bytes of a step are
-    those of the weights, whatever the size of the picture: it suits large pictures and models that do not fit.
+    A rank holds its share of all blocks, and all of the current block and the next one, which is gathered while the
+    current one computes. Layers outside the blocks, such as embeddings, stay whole. The bytes of a step are those of
+    the weights, whatever the size of the picture: it suits large pictures and models that do not fit.
 
     It has no axis of its own and works beside strategies that split tokens, guidance or batches, over all their ranks.
     Ranks that no other strategy takes become ``data`` ranks, which share out the samples of a batch; with one sample
     they all compute the same.
 
-    Call `parallelize` before you move the pipeline to its device: then a block goes there alone, is cut, and only this
-    rank's share stays. `Plan.undo` gathers the whole weights again, on every rank.
+    Call `parallelize` before you move the pipeline to its device: then blocks go there one by one, are cut, and only
+    this rank's share stays. `Plan.undo` gathers the whole weights again, on every rank.
 
     Use it when the weights do not fit one device and each step has many tokens, such as a video's.
 

@@ -1,6 +1,6 @@
 """Puts torch's `fully_shard` on the blocks of a model, and takes it off again.
 
-torch has no way to take it off, and what `take_off` undoes for that is private to torch. All of it stands in this file.
+torch has no way to take it off, so `take_off` undoes private changes of torch. All code for that is in this file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["TorchShards"]
 
 logger = logging.getLogger(__name__)
 
-#: What `fully_shard` leaves on the modules in its care.
+#: Attributes that `fully_shard` leaves on its modules.
 _MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
 
@@ -43,11 +43,11 @@ class TorchShards:
         device: where blocks are gathered; shares move there.
 
     Attributes:
-        sizes: bytes of a share of each block; they include what fills up shares that do not divide.
-        sent: bytes that this rank has sent so that others could gather; set it back at will.
+        sizes: bytes of a share of each block, with padding where shares do not divide.
+        sent: bytes that this rank has sent for gathers of others; may be reset.
 
     Raises:
-        UnsupportedError: a block has weights that are no plain tensors.
+        UnsupportedError: a block has weights that are not plain tensors.
     """
 
     def __init__(self, module: nn.Module, units: Sequence[nn.Module], axis: Axis, device: torch.device) -> None:
@@ -76,11 +76,11 @@ class TorchShards:
         for unit in self.units:
             _put_on(unit, mesh, whole).set_custom_all_gather(gather)
             self._watches.append(unit.register_forward_pre_hook(self._note))
-        # It keeps its own weights, but blocks can be gathered ahead only below one root.
+        # The root keeps its own weights, but blocks can be gathered ahead only below one root.
         _put_on(self.module, mesh, whole)
         self._watches.append(self.module.register_forward_hook(self._gather_ahead))
         for _, _, weight in self._weights:
-            weight.data = weight.data.new_empty(0)  # somebody may hold it: the memory goes, the object comes back
+            weight.data = weight.data.new_empty(0)  # the object comes back; only its memory is freed
 
     def piece_of(self, part: nn.Module, name: str) -> WeightPiece | None:
         """Says which rows of a weight this rank holds; None where it holds all."""
@@ -90,7 +90,7 @@ class TorchShards:
         return WeightPiece(0, ((min(self.axis.index * most, len(weight)), len(weight.to_local())),))
 
     def begin_forward(self) -> None:
-        """Begins to gather the first block, once it is known which that is."""
+        """Begins to gather the first block, once that is known."""
         self.sent = 0
         if self._order:
             self._order[0].unshard(async_op=True)
@@ -112,7 +112,7 @@ class TorchShards:
         self._watches.clear()
 
     def abandon(self) -> None:
-        """Drops gathers under way: ranks need not have stopped at the same block."""
+        """Drops pending gathers: ranks need not have stopped at the same block."""
         self._is_abandoned = True
 
     def take_off(self) -> None:
@@ -125,7 +125,7 @@ class TorchShards:
         for module in (*self.units, self.module):
             _take_off(module)
         for (part, name, weight), held in zip(self._weights, now, strict=True):
-            if weight.is_meta:  # read in shares: there was nothing to give back
+            if weight.is_meta:  # read in shares: there are no whole weights to restore
                 setattr(part, name, nn.Parameter(held.data, requires_grad=weight.requires_grad))
             else:
                 weight.data = weight.data.to(held.dtype) if self._is_abandoned else held.data
@@ -143,9 +143,9 @@ class TorchShards:
 class _Gather:
     """Gathers the weights of a block with the messages of this package, which are named and counted.
 
-    On a CPU all blocks are gathered into one room, one after the other: torch copies a block out of it before the next
-    one is begun. The system clears the memory that it hands out, so a room for each would cost a hundredth of a step. A
-    GPU's allocator keeps rooms by itself.
+    On a CPU all blocks are gathered into one buffer, one after the other: torch copies a block out of it before the
+    next one begins. The system clears new memory, so a buffer for each would cost a hundredth of a step. A GPU's
+    allocator reuses buffers by itself.
     """
 
     def __init__(self, shards: TorchShards) -> None:
@@ -154,8 +154,8 @@ class _Gather:
         self._filled_by: _Gathered | None = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Returns room for the shares of all ranks."""
-        is_taken = self._filled_by is not None and self._filled_by.is_under_way  # by a block that was left out
+        """Returns a buffer for the shares of all ranks."""
+        is_taken = self._filled_by is not None and self._filled_by.is_under_way  # by a block that was skipped
         if is_taken or device.type != "cpu":
             return torch.empty(*size, dtype=dtype, device=device)
         needed = math.prod(size) * dtype.itemsize
@@ -177,7 +177,7 @@ class _Gather:
 
 
 class _Gathered(dist.Work):
-    """Shows messages under way as torch's own."""
+    """Presents pending messages as torch's own."""
 
     def __init__(self, pending: Pending) -> None:
         super().__init__()
@@ -191,9 +191,9 @@ class _Gathered(dist.Work):
 
 
 def _own_weights(units: Sequence[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
-    """Lists the weights of each block that no block before it has.
+    """Lists the weights of each block that no earlier block has.
 
-    Numbers without a dim cannot be cut. Of weights of several types, those of the type with most bytes are shared out:
+    Numbers without a dim cannot be cut. If types are mixed, weights of the type with the most bytes are shared out:
     torch gathers one type, and the others, such as those of a LoRA, are small.
     """
     seen: set[nn.Parameter] = set()
@@ -223,7 +223,7 @@ def _put_on(module: nn.Module, mesh: DeviceMesh, whole: set[nn.Parameter]) -> An
     """Puts `fully_shard` on one module, and leaves some weights whole."""
     name = type(module).__name__
     sharded = fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
-    # Rows and rules know a layer by the name of its class, and torch has derived another one.
+    # Rows and rules identify a layer by the name of its class, and torch has derived a new class.
     type(sharded).__name__ = name
     return sharded
 

@@ -25,7 +25,7 @@ def find_units(module: nn.Module, adapter: Adapter) -> list[nn.Module]:
     Raises:
         UnsupportedError: the model has no list of blocks.
     """
-    # A transformer's blocks may call their own lists by what tokens say, such as experts; a UNet's never do.
+    # A transformer's blocks may call their own lists depending on the tokens, such as experts; a UNet's never do.
     units = [unit for unit in _units(module, deep=bool(adapter.rows)) if any(True for _ in unit.parameters())]
     if not units:
         raise UnsupportedError(
@@ -62,7 +62,7 @@ class WeightShares(Shards):
         device: where blocks are gathered.
 
     Raises:
-        UnsupportedError: a block has weights that are no plain tensors.
+        UnsupportedError: a block has weights that are not plain tensors.
     """
 
     axes = AXES
@@ -88,7 +88,7 @@ class WeightShares(Shards):
             self.shards.begin_forward()
 
     def call_notes(self) -> int:
-        """Returns the bytes this rank sent in the call at work so that others could gather."""
+        """Returns the bytes this rank sent in the current call for gathers of others."""
         return self.check_bytes() if self.axis.dry else self.shards.sent
 
     def check_bytes(self) -> int:
@@ -96,7 +96,7 @@ class WeightShares(Shards):
         return sum(self.shards.sizes) * (self.axis.size - 1)
 
     def predict(self, notes: Any, batch: int, place: int, index: int) -> int:
-        """Returns the bytes a rank sends: shares are as large on every rank."""
+        """Returns the bytes a rank sends; shares are equally large on every rank."""
         return int(notes)
 
     def spared(self) -> int:
@@ -113,5 +113,5 @@ class WeightShares(Shards):
         return f"the weights of {len(self.shards.sizes)} blocks"
 
     def abandon(self) -> None:
-        """Drops gathers under way without waiting, after an error."""
+        """Drops pending gathers without waiting, after an error."""
         self.shards.abandon()

@@ -1,4 +1,4 @@
-"""Adds up what the blocks of a model add to what passes through them."""
+"""Sums what the blocks of a model add to their inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Additions", "added_to", "as_returned"]
 
 
 class Additions:
-    """Adds up what the blocks of every list add in one call, without what the model adds between two of them.
+    """Sums what the blocks of every list add in one call, without what the model adds between two of them.
 
     Args:
         has_residuals: the model adds something between blocks, perhaps in place.
@@ -29,7 +29,7 @@ class Additions:
         self._sum: tuple[Tensor | None, ...] = ()
 
     def note(self, entering: tuple[Any, ...], leaving: tuple[Any, ...], is_last: bool) -> None:
-        """Takes in what a block was given and what it returned.
+        """Notes the input and the output of a block.
 
         Args:
             entering: what the block got.
@@ -40,7 +40,7 @@ class Additions:
             self._close_run()
             self._start = entering
         self._leaving = leaving
-        # Residuals may be added in place, where the next block gets the tensor that this one returned.
+        # Residuals may be added in place to the tensor that this block returned, which the next one gets.
         if is_last or self._has_residuals:
             self._close_run()
         if is_last:
@@ -49,7 +49,7 @@ class Additions:
 
     def _close_run(self) -> None:
         if self._leaving:
-            # A last block may return no text, since nothing reads it after that.
+            # A last block may return no text, since nothing reads it afterwards.
             pairs = zip(self._leaving, self._start, strict=True)
             added: tuple[Tensor | None, ...] = tuple(
                 None if after is None else after - before for after, before in pairs
@@ -64,5 +64,5 @@ def added_to(values: tuple[Any, ...], more: tuple[Tensor | None, ...]) -> tuple[
 
 
 def as_returned(values: tuple[Any, ...]) -> Any:
-    """Returns values as a block does: one value alone, several as a tuple."""
+    """Returns values as a block does: a single value as it is, several as a tuple."""
     return values if len(values) > 1 else next(iter(values))

@@ -30,10 +30,10 @@ class _Memory:
     """Remembers the last steps of one guidance branch.
 
     Attributes:
-        shapes: of the model's arguments; nothing that was kept fits others.
+        shapes: those of the model's arguments; what was kept fits no others.
         forecaster: knows what lists of blocks added.
         measure: estimates how far off a forecast would be; None where a mask decides.
-        skips: for each sample that decides for itself, the steps left out since its last full one.
+        skips: for each sample that decides for itself, the steps skipped since its last full one.
     """
 
     shapes: tuple[Any, ...]
@@ -44,12 +44,12 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Says what became of one call.
+    """Records the decision on one call.
 
     Attributes:
         step: number of the step.
         branch: number of the guidance branch.
-        left_out: of each sample, whether its blocks were left out.
+        left_out: for each sample, whether its blocks were left out.
         errors: what the measure estimated, for each sample that decided for itself; empty where nothing was measured.
     """
 
@@ -61,15 +61,15 @@ class Decision:
 
 @dataclass(slots=True)
 class _Pass:
-    """Holds what one run of the model knows.
+    """Holds the state of one run of the model.
 
     Attributes:
         additions: adds up what its blocks add.
         rows: the samples it is for; None is all of them.
-        leaves_out: whether blocks are left out; None while that is open.
+        leaves_out: whether blocks are left out; None while undecided.
         ahead: what the lists of blocks are forecast to add.
         reached: blocks that were called so far.
-        first: what left the first block, where the measure needed it to run.
+        first: output of the first block, where the measure needed it to run.
     """
 
     additions: Additions
@@ -91,7 +91,7 @@ class CachedBlocks:
         computed: how often in this generation a sample's blocks all ran.
         skipped: how often they were left out.
         evaluations: blocks that ran for a sample in this generation.
-        decisions: what became of each call of this generation.
+        decisions: those on each call of this generation.
     """
 
     def __init__(self, knobs: CacheKnobs, denoiser: Site) -> None:
@@ -99,7 +99,7 @@ class CachedBlocks:
         self.blocks = blocks_of(denoiser.module, denoiser.adapter)
         self.measuring = Measuring(knobs, denoiser)
         others = [other for other in denoiser.strategies if other.reads_last_step]
-        #: What such a strategy sends in its warm-up is the first that it reads, so nothing is left out there.
+        #: Such a strategy reads what it sent in its warm-up, so nothing is left out there.
         self.warmup_steps = max([knobs.warmup_steps, *(other.warmup_steps for other in others)])
         self.computed = self.skipped = self.evaluations = 0
         self.decisions: list[Decision] = []
@@ -137,7 +137,7 @@ class CachedBlocks:
 
     def predict(self, step: int, batch: int) -> int:
         """Returns the bytes this rank sends in one call to decide whether blocks are left out."""
-        is_late = self.knobs.decide == "late"  # the first step has nothing before it to compare with
+        is_late = self.knobs.decide == "late"  # the first step has nothing to compare with
         measures = step > 0 and self._may_skip_in(step + 1) if is_late else self._may_skip_in(step)
         if self.measuring.place == "nowhere" or not measures:
             return 0
@@ -145,7 +145,7 @@ class CachedBlocks:
 
     @property
     def postponed(self) -> Sequence[int]:
-        """Lists the samples of the call at work whose blocks a second run has to compute, as others' were left out."""
+        """Lists the samples of the current call that a second run has to compute, since the first left blocks out."""
         return self._postponed
 
     def _begin(self, named: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ class CachedBlocks:
         self._memories[self.clock.branch] = _Memory(shapes, forecaster, measure, [0] * samples)
 
     def _forget(self, branch: int) -> None:
-        """Forgets a branch, after it has waited for what was measured and is not read any more."""
+        """Forgets a branch, after waiting for its unread measurements."""
         memory = self._memories.pop(branch, None)
         if memory is not None and memory.measure is not None:
             memory.measure.close()
@@ -208,7 +208,7 @@ class CachedBlocks:
         return run
 
     def _around_first(self, block: Block) -> Callable[..., Any]:
-        """Returns how the first block runs, which may have to decide about all blocks."""
+        """Runs the first block, which may have to decide for all blocks."""
         always_runs = self.measuring.place == "first_block"
 
         def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
@@ -228,16 +228,16 @@ class CachedBlocks:
         return run
 
     def _check_batch(self, entering: Tensor) -> None:
-        """Lets a batch decide together where its samples are not the first dimension of what enters the blocks.
+        """Makes a batch decide together where samples are not the first dimension of the blocks' input.
 
         Raises:
-            UnsupportedError: the samples of a second run are not what they were among the others.
+            UnsupportedError: the samples of a second run differ in length from the first.
         """
         samples, shape = len(self._memory.skips), entering.shape[1:]
         if self._pass.rows is not None and shape != self._shape:
             raise UnsupportedError(
-                f"StepCache on {self.denoiser.adapter.model}: some samples of this batch have other lengths without "
-                "the others; call it with samples of one length, or with one at a time"
+                f"StepCache on {self.denoiser.adapter.model}: some samples of this batch differ in length when run "
+                "alone; call it with samples of one length, or with one at a time"
             )
         self._shape = shape
         if self._pass.rows is None and samples > 1 and len(entering) != samples:
@@ -247,7 +247,7 @@ class CachedBlocks:
     def _first(
         self, block: Block, forward: Callable[..., Any], named: dict[str, Any], entering: tuple[Any, ...]
     ) -> Any:
-        """Runs the first block where a measure looks at what it adds; that is never left out."""
+        """Runs the first block where a measure compares what it adds; it is never left out then."""
         one = self._pass
         if one.rows is None:
             one.first = self._run(block, forward, named)
@@ -270,7 +270,7 @@ class CachedBlocks:
         return output if isinstance(output, tuple) else (output,)
 
     def _passed(self, block: Block, entering: tuple[Any, ...]) -> Any:
-        """Returns what leaves a block that is left out: at the end of its list, what that is forecast to add."""
+        """Returns the output of a block that is left out; at the end of a list, with its forecast."""
         if not block.is_last:
             return as_returned(entering)
         lists = self._pass.additions.lists
@@ -279,7 +279,7 @@ class CachedBlocks:
         return as_returned(added_to(entering, ahead))
 
     def _look_at_input(self, named: dict[str, Any]) -> None:
-        """Decides by what the first attention attends to."""
+        """Decides by the input of the first attention."""
         if self._pass.leaves_out is None:
             self._measure(next(iter(named.values())))
             if self._pass.leaves_out:
@@ -290,12 +290,12 @@ class CachedBlocks:
         return self._memory.forecaster.is_ready and self._may_skip_in(self.clock.step)
 
     def _may_skip_in(self, step: int) -> bool:
-        """Says whether blocks may be left out in a step, if others were computed before."""
+        """Says whether blocks may be left out in a step, given the computed steps before."""
         end = self.clock.num_steps
         return step >= self.warmup_steps and (end is None or step < end - self.knobs.keep_last)
 
     def _measure(self, seen: Tensor | None) -> None:
-        """Asks the measure for which samples blocks are left out, alike on all ranks that hold parts of them."""
+        """Asks the measure for which samples to leave blocks out; the same on all ranks with parts of them."""
         memory, knobs = self._memory, self.knobs
         assert memory.measure is not None
         left_out, errors = [False] * len(memory.skips), list[float]()

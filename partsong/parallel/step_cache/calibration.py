@@ -1,4 +1,4 @@
-"""Gives the calibrated measures the numbers of the model and of the generation at work."""
+"""Provides calibrated measures with the numbers for the model and the current generation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Calibrated"]
 
 
 class Calibrated:
-    """Knows what was calibrated for a model, and for the number of steps of the generation at work.
+    """Holds the calibration of a model for the current generation's number of steps.
 
     Args:
         knobs: hold the numbers, or name a file with them.
@@ -29,7 +29,7 @@ class Calibrated:
         needed = "polynomial" if self.measure == "input" else "ratios"
         entries: Mapping[int | None, CacheCalibration]
         if isinstance(knobs.calibration, CacheCalibration):
-            # A polynomial that the user gives serves any number of steps.
+            # A polynomial given by the user serves any number of steps.
             entries = {None if needed == "polynomial" else len(knobs.calibration.ratios): knobs.calibration}
         else:
             path = calibration_path(denoiser.module) if knobs.calibration is None else Path(knobs.calibration)
@@ -52,7 +52,7 @@ class Calibrated:
         return max(value, 0.0)
 
     def ratio(self, step: int) -> float:
-        """Returns how much larger what all blocks add is in a step than in the one before."""
+        """Returns the size of what all blocks add in a step over that in the previous step."""
         return self._entry().ratios[step + self.clock.passed_over]
 
     def _check(self) -> None:
@@ -60,7 +60,7 @@ class Calibrated:
             self._entry()
 
     def _entry(self) -> CacheCalibration:
-        """Returns what holds for this generation.
+        """Returns the calibration for this generation.
 
         Raises:
             UnsupportedError: nothing was calibrated for its number of steps.

@@ -1,4 +1,4 @@
-"""Forecasts a tensor at a noise level from its values at earlier ones, in any distances."""
+"""Forecasts a tensor at a noise level from its values at earlier levels with any spacing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["ORDERS", "ForecastName", "foca_weights", "forecast_weights", "polyno
 
 ForecastName = Literal["hold", "half", "linear", "quadratic", "foca"]
 
-#: The degree of each forecast by one polynomial.
+#: Degree of the polynomial of each forecast.
 ORDERS = {"hold": 0, "half": 1, "linear": 1, "quadratic": 2}
 
 
 def forecast_weights(forecast: ForecastName, levels: Sequence[float], level: float) -> list[float]:
-    """Weighs the values of the last full steps, newest first, as a forecast by one polynomial does.
+    """Returns the weights of the last full steps' values, newest first, in a forecast by one polynomial.
 
     "half" goes half as far as "linear": it is the mean of that and "hold".
 
@@ -36,13 +36,13 @@ def forecast_weights(forecast: ForecastName, levels: Sequence[float], level: flo
 
 
 def polynomial_weights(levels: Sequence[float], level: float) -> list[float]:
-    """Weighs values at some noise levels, so that their sum is their interpolating polynomial at another level.
+    """Returns weights of values at some noise levels whose sum is their interpolating polynomial at another level.
 
     This is Newton's polynomial of divided differences, written as a sum of the values.
 
     Args:
-        levels: where the values are known, no two alike, in any distances.
-        level: where the polynomial is asked for.
+        levels: where the values are known, all different, with any spacing.
+        level: where the polynomial is evaluated.
 
     Returns:
         One weight for each level. They add up to 1.
@@ -58,7 +58,7 @@ def polynomial_weights(levels: Sequence[float], level: float) -> list[float]:
 
 
 def foca_weights(full: Sequence[float], recent: Sequence[float], level: float) -> tuple[list[float], list[float]]:
-    """Weighs the last two full steps and the last two values as Heun's rule does, by the mean of their two slopes.
+    """Returns weights of the last two full steps and the last two values by Heun's rule, the mean of two slopes.
 
     The last two values are those of the last two steps, forecast or not. On even intervals this is
     A + e/2 ((A - A') + (F - F')), with A the full steps, F the last values and e the intervals since A. Here slopes are
@@ -84,7 +84,7 @@ def foca_weights(full: Sequence[float], recent: Sequence[float], level: float) -
 
 
 def weighted(values: Sequence[Tensor], weights: Sequence[Sequence[float]]) -> Tensor:
-    """Adds values up, each sample with weights of its own.
+    """Sums values, each sample with weights of its own.
 
     Args:
         values: tensors `[B, ...]` of one shape.

@@ -34,7 +34,7 @@ class History:
         self.steps: list[list[int]] = [[] for _ in range(samples)]
 
     def push(self, values: Added, step: int, rows: Sequence[int] | None = None) -> None:
-        """Adds the values of a step; those that a sample has at the same noise level are replaced.
+        """Adds the values of a step; replaces those of a sample at the same noise level.
 
         Args:
             values: what was added, for the samples in `rows`.
@@ -55,14 +55,14 @@ class History:
 
     def levels(self) -> list[list[float]]:
         """Lists for each sample the noise levels of its steps."""
-        # The levels of steps are settled when those have ended, so the steps are kept and not the levels.
+        # Levels are final only when their steps have ended, so steps are kept instead of levels.
         return [[self.level_of(step) for step in steps] for steps in self.steps]
 
     def _differ(self, one: int, other: int) -> bool:
         return one != other and self.level_of(one) != self.level_of(other)
 
     def _write(self, values: Added, rows: list[int], new: list[int]) -> None:
-        """Writes the values of some samples, after it has moved those that they follow one step back."""
+        """Writes the values of some samples, after moving their earlier ones one step back."""
         if new and len(self.values) < self.depth:
             self.values.append(self.values[-1])
         if new:
@@ -76,7 +76,7 @@ class Forecaster:
     """Forecasts what lists of blocks add, from what they added in steps that were computed in full.
 
     Args:
-        forecast: how.
+        forecast: kind of forecast.
         samples: how many samples have steps of their own.
         level_of: returns the noise level of a step.
     """
@@ -85,7 +85,7 @@ class Forecaster:
         self.forecast: ForecastName = forecast
         self.level_of = level_of
         self._full = History(1 + ORDERS.get(forecast, 1), samples, level_of)
-        # What was computed or forecast, which only FoCa reads.
+        # Computed or forecast values, which only FoCa reads.
         self._recent = History(2, samples, level_of) if forecast == "foca" else None
 
     @property
@@ -94,7 +94,7 @@ class Forecaster:
         return bool(self._full.values)
 
     def note(self, values: Added, step: int, rows: Sequence[int] | None = None) -> None:
-        """Takes in what was computed in a step, for all samples or those in `rows`."""
+        """Notes what was computed in a step, for all samples or those in `rows`."""
         for history in filter(None, (self._full, self._recent)):
             history.push(values, step, rows)
 

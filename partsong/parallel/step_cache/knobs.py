@@ -13,7 +13,7 @@ __all__ = ["CacheKnobs"]
 
 
 class CacheKnobs(Protocol):
-    """Describes the knobs of `StepCache`, which stands above the parts that read them."""
+    """Describes the knobs of `StepCache`, which is defined above the parts that read them."""
 
     @property
     def threshold(self) -> float:
@@ -32,7 +32,7 @@ class CacheKnobs(Protocol):
 
     @property
     def forecast(self) -> ForecastName:
-        """How it is forecast what blocks add."""
+        """Kind of forecast of what blocks add."""
         ...
 
     @property
@@ -52,12 +52,12 @@ class CacheKnobs(Protocol):
 
     @property
     def decide(self) -> DecideName:
-        """Whether a step decides by what it has measured itself, or by what the one before has."""
+        """Whether a step decides by its own measurement or by that of the previous step."""
         ...
 
     @property
     def calibration(self) -> CacheCalibration | Path | None:
-        """What measures have to know of the model."""
+        """Numbers of the model that measures need."""
         ...
 
     def leaves_out(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""Estimates from what the step before has measured, so that no step waits for a number of its own."""
+"""Estimates from the previous step's measurement, so that no step waits for its own."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ __all__ = ["LateFirstBlockChange", "LateInputChange"]
 
 
 class _Late(Measure):
-    """Reads in a step what the one before has begun to measure."""
+    """Reads the measurement that the previous step began."""
 
     def __init__(self) -> None:
         self._begun: Callable[[], list[float]] | None = None
 
     def close(self) -> None:
-        """Waits for what was begun and forgets it."""
+        """Waits for the pending measurement and forgets it."""
         if self._begun is not None:
             self._begun()
             self._begun = None
 
     def _measured(self) -> list[float] | None:
-        """Returns what the step before has measured; None where it has not."""
+        """Returns the previous step's measurement; None if there is none."""
         begun, self._begun = self._begun, None
         return None if begun is None else begun()
 
 
 class LateFirstBlockChange(_Late, FirstBlockChange):
-    """Takes what the first block adds to change as fast as it did up to the step before.
+    """Assumes that the first block's addition keeps changing as fast as up to the previous step.
 
-    A change that was measured over some steps is multiplied by the steps from the last computed one to this one, over
-    those it was measured over.
+    A change measured over some steps is scaled to the number of steps from the last computed one to this one.
 
     Args:
         compare: compares two tensors.
@@ -47,14 +46,14 @@ class LateFirstBlockChange(_Late, FirstBlockChange):
         self._since, self._measured_over = [0] * samples, [0] * samples
 
     def errors(self, seen: Tensor | None, step: int) -> list[float]:
-        """Returns the forecast change; infinite where the step before has measured none."""
+        """Returns the forecast change; infinite where the previous step measured none."""
         changes = self._measured()
         if changes is None:
             return [math.inf] * len(self._since)
         return [c / over * since for c, over, since in zip(changes, self._measured_over, self._since, strict=True)]
 
     def look_ahead(self, seen: Tensor | None) -> None:
-        """Begins to compare what the first block adds with what it added in the last computed step."""
+        """Begins to compare the first block's addition with that in the last computed step."""
         if seen is not None and self._last is not None:
             self._begun, self._measured_over = self._compare(seen, self._last), list(self._since)
 
@@ -65,7 +64,7 @@ class LateFirstBlockChange(_Late, FirstBlockChange):
 
 
 class LateInputChange(_Late, InputChange):
-    """Adds up the changes to the step before, and takes the last one once more for this step.
+    """Sums the changes up to the previous step, and counts the last one again for this step.
 
     Args:
         compare: compares two tensors.
@@ -78,18 +77,18 @@ class LateInputChange(_Late, InputChange):
         self._restarts: list[bool] = []
 
     def errors(self, seen: Tensor | None, step: int) -> list[float]:
-        """Returns the forecast sum of the changes; infinite where the step before has measured none."""
+        """Returns the forecast sum of the changes; infinite where the previous step measured none."""
         measured = self._measured()
         if measured is None:
             return [math.inf] * len(self._restarts)
         changes = [self._output_change(change) for change in measured]
-        # The change that led to a computed step is not one since that step.
+        # Changes are summed since the last computed step, so do not count the one that led to it.
         news = zip(self._sums, changes, self._restarts, strict=True)
         self._sums = [total if restarts else total + change for total, change, restarts in news]
         return [total + change for total, change in zip(self._sums, changes, strict=True)]
 
     def look_ahead(self, seen: Tensor | None) -> None:
-        """Begins to compare this step's input with that of the step before."""
+        """Begins to compare this step's input with that of the previous step."""
         if seen is not None and self._last is not None:
             self._begun = self._compare(seen, self._last)
 

@@ -25,8 +25,8 @@ __all__ = [
 MeasureName = Literal["first_block", "input", "magnitude"]
 DecideName = Literal["now", "late"]
 
-#: Begins to measure the relative change of every sample between two tensors `[B, ...]`, and returns what tells it,
-#: alike on all ranks.
+#: Begins to measure the relative change of every sample between two tensors `[B, ...]`, and returns a function for
+#: the result, which is the same on all ranks.
 Compare = Callable[[Tensor, Tensor], Callable[[], list[float]]]
 
 
@@ -37,20 +37,20 @@ class Measure(Protocol):
         """Returns an estimate for every sample, in a step in which blocks may be left out.
 
         Args:
-            seen: what the measure looks at, `[B, ...]`; None where it looks at nothing.
+            seen: the tensor that the measure compares, `[B, ...]`; None if it needs none.
             step: number of the step.
         """
         ...
 
     def look_ahead(self, seen: Tensor | None) -> None:
-        """Begins to measure what the next step decides by, where a step does not decide by what it sees itself."""
+        """Begins the measurement for the next step, where steps do not decide by their own."""
 
     def settle(self, seen: Tensor | None, computed: Sequence[bool]) -> None:
         """Notes for which samples the blocks are computed in this step."""
         ...
 
     def close(self) -> None:
-        """Waits for messages under way that nobody will read."""
+        """Waits for pending messages that will not be read."""
 
 
 class FirstBlockChange(Measure):
@@ -82,7 +82,7 @@ class FirstBlockChange(Measure):
 
 
 class InputChange(Measure):
-    """Adds up the changes of output that the changes of the first block's modulated input stand for.
+    """Sums estimated changes of the output, from changes of the first block's modulated input.
 
     Args:
         compare: compares two tensors.
@@ -111,7 +111,7 @@ class InputChange(Measure):
 
 
 class MagnitudeDrift(Measure):
-    """Adds up how far the size of what all blocks add has drifted since the last computed step, as calibrated.
+    """Sums the calibrated drift in size of what all blocks add since the last computed step.
 
     Args:
         ratio_of: returns the calibrated ratio of a step.
@@ -142,11 +142,11 @@ def compared(now: Tensor, before: Tensor, samples: int, ranks: Axis) -> Callable
     Args:
         now: `[B, ...]`.
         before: the same in an earlier step.
-        samples: B, or 1 to take the batch as one sample.
+        samples: B, or 1 to treat the batch as one sample.
         ranks: those that hold parts of these samples; all of them call it.
 
     Returns:
-        What returns the first sums over the second, and waits for them where they are under way.
+        A function that returns the first sums over the second, and waits for them if needed.
     """
     sums = ((now - before).abs(), before.abs())
     own = torch.cat([each.reshape(samples, -1).sum(dim=1, dtype=torch.float64) for each in sums])

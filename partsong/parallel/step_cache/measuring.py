@@ -1,4 +1,4 @@
-"""Chooses the measure of a step cache, what it looks at, and which samples decide for themselves."""
+"""Chooses the measure of a step cache, what it compares, and which samples decide for themselves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Measuring:
         denoiser: the denoiser.
 
     Attributes:
-        place: what a measure looks at: what the first block adds, the modulated input of that block, or nothing.
+        place: what a measure compares: the first block's addition, the modulated input of that block, or nothing.
         decides_together: whether a batch is left out as a whole or not at all.
     """
 
@@ -40,13 +40,13 @@ class Measuring:
         self.place: Literal["first_block", "input", "nowhere"] = "nowhere"
         if is_open:
             self.place = "first_block" if knobs.measure == "first_block" else "input"
-        # Steps that are fixed are so for all samples, and what is sent for later steps is sent for all samples.
+        # A mask fixes steps for all samples, and displaced messages are sent for all samples.
         self.decides_together = not is_open or any(other.reads_last_step for other in denoiser.strategies)
         is_calibrated = knobs.mask is None and knobs.measure != "first_block"
         self.calibrated = Calibrated(knobs, denoiser) if is_calibrated else None
 
     def samples(self, batch: int) -> int:
-        """Returns how many decisions a call for a batch takes."""
+        """Returns how many decisions a call for a batch makes."""
         return 1 if self.decides_together else batch
 
     def deciders(self, named: Mapping[str, Any]) -> int:
@@ -57,7 +57,7 @@ class Measuring:
         return self.samples(total)
 
     def _is_divisible(self, named: Mapping[str, Any], total: int) -> bool:
-        """Says whether the model can run for some samples of a call and give what it would give them in all of it."""
+        """Says whether the model gives the same results for some samples of a call as in the whole batch."""
         adapter = self.denoiser.adapter
         # Padding to the longest item, and caches that the model fills, belong to the batch as a whole.
         if adapter.padded or adapter.per_sample or any(named.get(name) is not None for name in adapter.layered):

@@ -22,24 +22,24 @@ __all__ = ["StepCache"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCache(Strategy):
-    """Leaves out the blocks of some steps, and adds what they are forecast to add.
+    """Leaves out the blocks of some steps, and adds a forecast of what they would add.
 
     A measure estimates how far off a forecast would be. Where the estimate is below `threshold`, blocks are left out.
     Each sample of a batch decides for itself, and so does each guidance branch. With a `mask` nothing is measured: it
-    says which steps are left out.
+    selects the steps that are left out.
 
-    What the blocks would have added is forecast from the last full steps over the scheduler's noise level: held, or on
-    the polynomial through the last two or three. What the model adds between blocks, such as the residuals of a
-    ControlNet, is always new. Ranks that hold parts of the same samples add their sums up first, so all decide alike,
-    and as one rank would up to rounding. Approximate; with a threshold of 0 and no mask nothing is left out. It has no
-    ranks of its own: combine it with the strategies that split.
+    The forecast extends the last full steps over the scheduler's noise level: held, or on the polynomial through the
+    last two or three. What the model adds between blocks, such as the residuals of a ControlNet, is always new. Ranks
+    with parts of the same samples add up their sums first, so all decide alike, and as one rank would up to rounding.
+    Approximate; with a threshold of 0 and no mask nothing is left out. It has no ranks of its own: combine it with the
+    strategies that split.
 
     Use it when steps are many and the picture may differ a little, on any number of ranks.
 
     Args:
         threshold: estimated error below which blocks are left out.
-        warmup_steps: first steps that are computed in full. Those of a strategy that reads what its last step sent are
-            computed in full too.
+        warmup_steps: first steps that are computed in full. The warm-up of a strategy that reads its last step's
+            messages is computed in full too.
         max_skips: steps in a row that may be left out; a mask may leave out more.
         forecast: "hold" adds again what was added last, "linear" and "quadratic" continue the polynomial through the
             last two and three full steps, "half" goes half as far as "linear", "foca" takes the mean of two slopes.
@@ -50,10 +50,10 @@ class StepCache(Strategy):
             full step. "input" adds up, since then, how far the modulated input of the first block has changed from step
             to step, each change turned into one of the output by a calibrated polynomial. "magnitude" adds up how far
             the size of what all blocks add has drifted, as calibrated. Both leave the first block out with the others.
-        calibration: what "input" and "magnitude" have to know of the model, as numbers or as a file with them. None
+        calibration: the model's numbers for "input" and "magnitude", or a file with them. None
             takes ``step_cache.json`` from the folder of the model.
-        decide: "now" waits in each step for what that step has measured. "late" takes what the step before has
-            measured, and its change once more, so that neither the host of a GPU nor other ranks are waited for.
+        decide: "now" waits in each step for that step's measurement. "late" uses the previous step's measurement and
+            counts its change twice, so that a step waits neither for the GPU's host nor for other ranks.
 
     Source: the first-block form of residual caches, ParaAttention's, and TeaCache's (arXiv 2411.19108); MagCache's
     ratios (arXiv 2506.09045); forecasts: TaylorSeer (arXiv 2503.06923), here with the interpolating polynomial over

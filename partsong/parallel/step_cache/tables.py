@@ -1,4 +1,4 @@
-"""Holds what the calibrated measures have to know of a model, and reads it from the folder of its weights."""
+"""Holds the calibrated numbers of a model, and reads them from the folder of its weights."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from partsong.errors import ArgumentError
 
 __all__ = ["FILE_NAME", "CacheCalibration", "calibration_path", "read_calibrations", "write_calibrations"]
 
-#: What the file is called, in the folder of a pipeline or in that of its model.
+#: Name of the file, in the folder of a pipeline or of its model.
 FILE_NAME = "step_cache.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheCalibration:
-    """Holds what was measured of a model in generations of one number of steps.
+    """Holds a model's measurements for generations with one number of steps.
 
     Attributes:
         polynomial: coefficients, highest power first. It turns the relative change of the first block's modulated input
-            into the relative change of what the model returns, both from one step to the next.
-        ratios: for each step, how large what all blocks add is, over how large it was in the step before; the first
-            is 1.
+            into the relative change of the output, both from one step to the next.
+        ratios: for each step, the size of what all blocks add over that in the previous step; the first is 1.
 
     Source: the polynomial is TeaCache's, arXiv 2411.19108; the ratios are MagCache's, arXiv 2506.09045.
     """
@@ -33,7 +32,7 @@ class CacheCalibration:
     ratios: tuple[float, ...] = ()
 
     def validate(self) -> None:
-        """Refuses values that are no numbers.
+        """Refuses values that are not numbers.
 
         Raises:
             ArgumentError: names the field.
@@ -75,7 +74,7 @@ def write_calibrations(path: Path, calibrations: Mapping[int, CacheCalibration],
     """Writes a file that `read_calibrations` reads.
 
     Args:
-        path: where to.
+        path: file to write.
         calibrations: by number of steps.
         **about: what else to write down, such as the command.
     """

@@ -1,4 +1,4 @@
-"""Knows the layers that a LoRA puts around a linear one: their columns are cut as its own are."""
+"""Knows the layers that a LoRA puts around a linear one: their columns are cut like its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["base_of", "readers_of", "variant_of", "writers_of"]
 
 
 def base_of(layer: Any) -> Any:
-    """Returns the layer that a plain LoRA of peft was put around, or that one was merged into; else the layer itself.
+    """Returns the layer that a plain LoRA of peft was put around, or into which one was merged; else the layer itself.
 
     A plain one adds two matrix products and a factor. Its variants, such as DoRA, look across columns.
     """
@@ -20,7 +20,7 @@ def base_of(layer: Any) -> Any:
 
 
 def variant_of(layer: Any) -> str | None:
-    """Names what a LoRA layer computes beyond a plain one; None where it is plain, or none."""
+    """Names what a LoRA layer computes beyond a plain one; None where it is plain or not a LoRA."""
     if not _is_low_rank(layer):
         return None
     if any(getattr(layer, "use_dora", {}).values()):
@@ -31,17 +31,17 @@ def variant_of(layer: Any) -> str | None:
 
 
 def writers_of(layer: Any) -> list[nn.Module]:
-    """Lists the layers whose outputs are a layer's: itself, or what a LoRA was put around and its second half."""
+    """Lists the layers with a layer's outputs: itself, or for a LoRA the base layer and the second half."""
     return [layer] if base_of(layer) is layer else [layer.base_layer, *_halves(layer, "lora_B")]
 
 
 def readers_of(layer: Any) -> list[nn.Module]:
-    """Lists the layers whose inputs are a layer's: itself, or what a LoRA was put around and its first half."""
+    """Lists the layers with a layer's inputs: itself, or for a LoRA the base layer and the first half."""
     return [layer] if base_of(layer) is layer else [layer.base_layer, *_halves(layer, "lora_A")]
 
 
 def _halves(layer: Any, name: str) -> list[nn.Module]:
-    # What was merged is not called while it is; its shape is another's concern.
+    # A merged LoRA is not called, so its shape does not matter.
     return [] if variant_of(layer) else list(getattr(layer, name).values())
 
 

@@ -1,7 +1,7 @@
-"""Finds the parts of a model whose width can be shared out: the heads of attention and feed-forward columns.
+"""Finds the parts of a model whose width can be shared out: attention heads and feed-forward columns.
 
 A part begins with layers of which a rank computes some output columns, and ends with a layer that reads these columns
-and whose outputs are added up over ranks. In between, every head and every column is on its own.
+and whose outputs are added up over ranks. In between, heads and columns are independent.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["UNKNOWN", "Columns", "Part", "HeadTurns", "WidthCount", "find_parts"
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Describes what one layer's columns are made of, in order: pieces of units that stay whole.
+    """Describes the order of one layer's columns: pieces of units that stay whole.
 
     Attributes:
         layer: the layer.
         pieces: for each piece the numbers of its units and of columns in a unit; a head is a unit of an attention.
-        is_text: it belongs to the text's side of a block, which has tokens of its own.
+        is_text: whether it belongs to the text's side of a block, which has tokens of its own.
     """
 
     layer: nn.Module
@@ -40,7 +40,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class WidthCount:
-    """Names an attribute that counts heads or columns: as many as `each` for every unit."""
+    """Names an attribute that counts heads or columns: `each` for every unit."""
 
     module: nn.Module
     name: str
@@ -50,7 +50,7 @@ class WidthCount:
 
 @dataclass(frozen=True, slots=True)
 class HeadTurns:
-    """Names the arguments of an attention by which its queries and keys turn, where heads turn differently.
+    """Names the rotary arguments of an attention whose heads rotate differently.
 
     Attributes:
         attention: the attention.
@@ -75,8 +75,8 @@ class Part:
         last: layers whose input columns are cut.
         norms: norms over the whole width between them.
         scales: modules with weights of their own that hold a number for every head.
-        turns: positions with numbers for every column or head; None where it is given none.
-        counts: attributes that tell how wide it is.
+        turns: rotary positions with numbers for every column or head; None without any.
+        counts: attributes with its width.
     """
 
     name: str
@@ -111,7 +111,7 @@ _PROJECTIONS = {
 }
 _NORMS = ("norm_q", "norm_k", "norm_added_q", "norm_added_k")
 _OUTPUTS = ("to_out", "to_add_out")
-#: Norms of what an attention is given; every rank has all of that.
+#: Norms of an attention's input, which every rank has whole.
 _BEFORE = ("norm_cross", "group_norm", "spatial_norm")
 #: Attributes that count the heads of queries.
 _HEADS = ("heads", "num_heads")
@@ -129,9 +129,9 @@ _TURNS = {
 #: attentions through one output layer.
 _WHOLE_PROCESSORS = ("AttnAddedKVProcessor", "AttnAddedKVProcessor2_0")
 _WHOLE_MODELS = ("AnyFlowFARTransformer3DModel", "LuminaNextDiT2DModel", "PriorTransformer")
-#: Models none of whose layers are known.
+#: Models without a known layer.
 UNKNOWN = ("LongCatAudioDiTTransformer", "PRXTransformer2DModel", "RFD4ProteinaTransformer", "StableAudio3DiTModel")
-#: Processors that return what a text's queries found as it is where there is no layer for it.
+#: Processors that return the text's attention unchanged where there is no output layer for it.
 _BARE_TEXT = ("EasyAnimateAttnProcessor2_0",)
 
 #: Feed-forward layers by the names of their children: the first ones, and the last one. The name of the class is stated
@@ -156,7 +156,7 @@ _FEED_FORWARD = (
 
 
 def find_parts(model: nn.Module) -> Iterator[Part]:
-    """Yields the parts of a model. What it does not know stays whole on every rank, which is as right."""
+    """Yields the parts of a model. Unknown layers stay whole on every rank, which is just as correct."""
     has_heads = type(model).__name__ not in _WHOLE_MODELS
     for name, module in model.named_modules():
         part = (
@@ -187,7 +187,7 @@ def _heads(name: str, module: nn.Module) -> tuple[Part, tuple[int, int]] | None:
     """Returns the heads of an attention module of diffusers, without its last layers, and a piece of its queries.
 
     Returns:
-        None where it is none, or holds more than is known.
+        None where it is not one, or has unknown layers.
     """
     counted = next((name for name in _HEADS if type(getattr(module, name, None)) is int), None)
     heads, query = getattr(module, counted or "", 0), _child(module, "to_q")
@@ -195,7 +195,7 @@ def _heads(name: str, module: nn.Module) -> tuple[Part, tuple[int, int]] | None:
         return None
     processor = getattr(module, "processor", None)
     if isinstance(processor, nn.Module) or type(processor).__name__ in _WHOLE_PROCESSORS:
-        return None  # one that is a module may have projections of its own, as an image prompt's has
+        return None  # a processor that is a module may have projections of its own, such as for an image prompt
     width = query.out_features // heads
     key = _child(module, "to_k")
     keys = key.out_features // width if _is_column_layer(key) else heads
@@ -236,7 +236,7 @@ def _layers(
 
 
 def _counts(module: nn.Module, counted: str, sizes: Mapping[str, tuple[int, int]]) -> tuple[WidthCount, ...]:
-    """Lists the attributes of an attention that count heads or tell a width."""
+    """Lists the attributes of an attention that hold a number of heads or a width."""
     counts = [WidthCount(module, counted, *sizes["h"])]
     keys = sizes["k"][0]
     counts += [WidthCount(module, name, keys, 1) for name in _KEY_COUNTS if getattr(module, name, None) == keys]
@@ -247,7 +247,7 @@ def _counts(module: nn.Module, counted: str, sizes: Mapping[str, tuple[int, int]
 
 
 def _single_block(name: str, module: nn.Module) -> Part | None:
-    """Returns the attention and the feed-forward columns of a block that computes both at once, as Flux' single ones.
+    """Returns the attention and feed-forward columns of a block that computes both at once, like Flux' single blocks.
 
     Its last layer reads the outputs of the heads and then the columns.
     """
@@ -258,7 +258,7 @@ def _single_block(name: str, module: nn.Module) -> Part | None:
     if heads is None or any(_child(attention, key) is not None for key in _OUTPUTS):
         return None
     if any(_child(child, "to_q") is not None for child in module.children() if child is not attention):
-        return None  # another attention may read what this one returns, as that of Motif to the text does
+        return None  # another attention may read this one's output, as in Motif
     part, head = heads
     reads = down.in_features - math.prod(head)
     if reads <= 0 or up.out_features % reads or up.out_features // reads > 2:
@@ -270,7 +270,7 @@ def _single_block(name: str, module: nn.Module) -> Part | None:
 
 
 def _fused_block(name: str, module: nn.Module) -> Part | None:
-    """Returns the heads and the columns of an attention whose first layer computes both, as those of Flux 2."""
+    """Returns the heads and the columns of an attention whose first layer computes both, as in Flux 2."""
     heads, up, down = getattr(module, "heads", None), _child(module, "to_qkv_mlp_proj"), _child(module, "to_out")
     if type(heads) is not int or not is_linear(up) or not is_linear(down):
         return None
@@ -288,7 +288,7 @@ def _fused_block(name: str, module: nn.Module) -> Part | None:
 
 
 def _feed_forward(name: str, module: nn.Module) -> Part | None:
-    """Returns the columns of a feed-forward layer, of which gates may be a second half."""
+    """Returns the columns of a feed-forward layer; gates may be a second half."""
     for kind, ups, down_name in _FEED_FORWARD:
         if type(module).__name__ != kind:
             continue
@@ -313,7 +313,7 @@ def _is_text(name: str) -> bool:
 
 def _child(module: nn.Module, path: str) -> Any:
     for name in path.split("."):
-        # Every layer of a model is asked for dozens of names, so what it has not is found out without a list.
+        # Every layer of a model is asked for dozens of names, so missing ones are found without building a list.
         if not isinstance(getattr(module, name, None), nn.Module):
             return None
         children: dict[str, Any] = dict(module.named_children())
@@ -328,5 +328,5 @@ def _is_column_layer(layer: Any) -> bool:
 
 
 def _single(layer: Any) -> Any:
-    """Returns the linear layer of an output, which may be a list of it and of a dropout."""
+    """Returns the linear layer of an output, which may be in a list with a dropout."""
     return layer[0] if isinstance(layer, (nn.ModuleList, nn.Sequential)) else layer

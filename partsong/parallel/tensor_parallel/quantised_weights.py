@@ -1,7 +1,7 @@
 """Cuts weights into columns, also those that a quantiser holds as whole numbers with scales.
 
-A cut keeps a quantised weight's numbers and scales as they are, so a rank's columns are worth to the last bit what they
-are worth in the whole weight. Where that cannot be done, it is refused.
+A cut keeps a quantised weight's numbers and scales as they are, so a rank's columns have, to the last bit, the same
+values as in the whole weight. Where that is impossible, the cut is refused.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["check_layers", "cut_weight", "is_linear"]
 
 #: Linear layers of quantisers that hold their weight as `nn.Linear` does, or row by row in blocks.
 _LINEAR = ("GGUFLinear",)
-#: Layers that hold it in one flat run of packed numbers, which no cut respects -> the package.
+#: Layers that hold it in one flat run of packed numbers, which cannot be cut -> the package.
 _PACKED = {"Linear4bit": "bitsandbytes", "Linear8bitLt": "bitsandbytes", "SVDQLinear": "nunchaku"}
 
-#: What torchao's tensors are called by that say how inputs are quantised; None where they are not.
+#: Attributes of torchao's tensors that say how inputs are quantised; None where they are not.
 _OF_INPUTS = ("act_quant_kwargs", "activation_quantization")
 
 _ADVICE = "use another strategy, such as Ulysses or CfgParallel, whose ranks have whole weights"
 
-#: Where columns begin and how many there are, for each run of them.
+#: Start and length of each run of columns.
 Runs = Sequence[tuple[int, int]]
 
 
@@ -59,11 +59,11 @@ def check_layers(model: nn.Module) -> None:
 
 
 def cut_weight(weight: Tensor, runs: Runs, dim: int, name: str) -> nn.Parameter:
-    """Returns some columns of a weight: a view where they are one run.
+    """Returns some columns of a weight, as a view if they are one run.
 
     Args:
         weight: `[outputs, inputs]`, or another tensor with the columns in its first dimension.
-        runs: where they begin and how many there are.
+        runs: start and length of each run.
         dim: 0 cuts outputs, 1 inputs.
         name: of the part it belongs to, for messages.
 
@@ -82,7 +82,7 @@ def cut_weight(weight: Tensor, runs: Runs, dim: int, name: str) -> nn.Parameter:
             f"TensorParallel: {name} quantises its inputs while it runs, with a scale over all of them, and a rank has "
             f"only some; quantise the weights only, or {_ADVICE}"
         )
-    try:  # torchao's classes have no common way to say that they cannot be cut there
+    try:  # torchao's classes have no common error for cuts that are impossible
         cut = _joined(weight, [weight.narrow(dim, *run) for run in runs], dim)
         is_right = weight.is_meta or _is_worth(cut, weight, runs, dim)
     except torch.OutOfMemoryError:
@@ -104,7 +104,7 @@ def _cut_blocks(weight: Any, runs: Runs, dim: int, name: str) -> nn.Parameter:
             raise _group_error(weight, runs, dim, name)
         runs = [(start // numbers * size, count // numbers * size) for start, count in runs]
     pieces = [weight.as_tensor().narrow(dim, *run) for run in runs]
-    # Its dequantisation takes the bytes to lie row after row.
+    # Its dequantisation assumes that the bytes are stored row after row.
     return type(weight)(torch.cat(pieces, dim).contiguous(), quant_type=weight.quant_type)
 
 
@@ -125,7 +125,7 @@ def _joined(weight: Any, pieces: list[Any], dim: int) -> Tensor:
     size[dim] = sum(piece.shape[dim] for piece in pieces)
     names, attributes = pieces[0].__tensor_flatten__()
     block = list(attributes["block_size"])
-    # Scales for a whole row are the same in each part, and those of groups stand side by side.
+    # Scales of a whole row are the same in each part, and those of groups are concatenated.
     is_for_all = weight.block_size[dim] == weight.shape[dim] > 1
     if is_for_all:
         block[dim] = size[dim]
@@ -139,6 +139,6 @@ def _joined(weight: Any, pieces: list[Any], dim: int) -> Tensor:
 
 
 def _is_worth(cut: Any, weight: Any, runs: Runs, dim: int) -> bool:
-    """Says whether columns are worth what they are worth in the whole weight."""
+    """Says whether columns have the same values as in the whole weight."""
     whole = weight.dequantize()
     return torch.equal(cut.dequantize(), torch.cat([whole.narrow(dim, *run) for run in runs], dim))

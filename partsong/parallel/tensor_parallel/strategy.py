@@ -27,9 +27,9 @@ class TensorParallel(Strategy):
     Every rank has all tokens and computes its heads and its columns. What these add to the tokens is summed over the
     ranks after each attention and each feed-forward layer, so a block takes two sums of all tokens: far more bytes than
     other strategies move. In return a rank holds only its share of the weights of these layers. Heads and columns that
-    do not divide are shared unevenly. Embeddings, modulation and layers of unknown make stay whole on every rank.
+    do not divide are shared unevenly. Embeddings, modulation and unknown layers stay whole on every rank.
 
-    The weights are cut where they are, without a copy, so call `parallelize` before you move the pipeline to its
+    The weights are cut in place, without a copy, so call `parallelize` before you move the pipeline to its
     device: then only this rank's share goes there. `Plan.undo` puts the whole weights back.
 
     Use it when the weights do not fit one device and the links are fast.

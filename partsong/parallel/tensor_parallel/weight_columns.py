@@ -1,4 +1,4 @@
-"""Holds one rank's columns of every part that is shared out, and sums what the ranks' columns add up to."""
+"""Holds one rank's columns of every part that is shared out, and sums the ranks' partial results."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ __all__ = ["WeightColumns"]
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Describes sums over ranks of one size.
+    """Describes sums of one size over ranks.
 
     Attributes:
-        tokens: tokens of every rank that holds a share of them; empty where all tokens are here.
+        tokens: tokens of every rank that holds a share of them; empty where all tokens are local.
         per_sample: numbers in a sample, or, where tokens are shared out, in a token of it.
         itemsize: bytes of a number.
     """
@@ -69,7 +69,7 @@ class WeightColumns(Shards):
                 f"TensorParallel on {adapter.model}: found no attention or feed-forward layer whose columns it "
                 "knows how to cut; use CfgParallel"
             )
-        # A part of the model with fewer heads, such as one that prepares the text, stays whole.
+        # Parts with fewer heads, such as those that prepare the text, stay whole.
         widest = max(parts, key=lambda part: (bool(part.counts), part.most))
         if widest.most < axis.size:
             raise UnsupportedError(
@@ -93,7 +93,7 @@ class WeightColumns(Shards):
         self._sums: Counter[Sum] = Counter()
 
     def attach(self, hooks: HookSet) -> None:
-        """Puts this rank's columns into the layers, and the sums behind them."""
+        """Puts this rank's columns into the layers, and adds the sums after them."""
         for part in self.parts:
             for columns in part.first:
                 self._cut_outputs(part, columns, hooks)
@@ -112,7 +112,7 @@ class WeightColumns(Shards):
                 hooks.put(count.module, count.name, local)
 
     def _runs(self, columns: Columns) -> list[tuple[int, int]]:
-        """Lists where this rank's columns begin and how many there are, for every piece."""
+        """Lists start and length of this rank's columns in every piece."""
         runs, start = [], 0
         for units, size in columns.pieces:
             shares = split_sizes(units, self.axis.size)
@@ -136,7 +136,7 @@ class WeightColumns(Shards):
         def narrowed(tensor: Tensor) -> Tensor:
             if tensor.shape[-1] == groups * each * turns.width:
                 return tensor.narrow(-1, first * turns.width, count * turns.width)
-            # Heads stand before the tokens, or after them.
+            # The heads' dim is before that of the tokens, or after it.
             return tensor.narrow(1 if tensor.ndim == 4 else -2, first, count)
 
         holders = [named, named.get("kwargs", {})]
@@ -165,14 +165,14 @@ class WeightColumns(Shards):
         hooks.add(columns.layer, OutputHook(partial(self._sum, is_text=columns.is_text)), "sum")
 
     def _norm_of(self, columns: Columns) -> Callable[[Callable[..., Any], dict[str, Any]], Tensor]:
-        """Returns what runs in the place of a norm over the whole width."""
+        """Returns a replacement for a norm over the whole width."""
         norm: Any = columns.layer
         width, centres = columns.width, isinstance(norm, nn.LayerNorm)
         keeps_type = type(norm) in (nn.LayerNorm, nn.RMSNorm)
 
         def run(forward: Callable[..., Any], named: dict[str, Any]) -> Tensor:
             (given,) = named.values()
-            # diffusers' own norms compute in single precision whatever they are given; torch's do not go below it.
+            # diffusers' own norms always compute in single precision; torch's compute at least in it.
             working = given if keeps_type and given.dtype == torch.float64 else given.float()
             if centres:
                 working = working - self._sum(working.sum(-1, keepdim=True), columns.is_text) / width
@@ -190,7 +190,7 @@ class WeightColumns(Shards):
         return run
 
     def _sum(self, part: Tensor, is_text: bool) -> Tensor:
-        """Adds what the ranks have computed of every token."""
+        """Adds up the ranks' partial results for every token."""
         shape = part.shape
         tokens = self._tokens(shape[1], is_text) if part.ndim == 3 else ()
         here = tokens[self._place] if tokens else 1
@@ -198,7 +198,7 @@ class WeightColumns(Shards):
         return sum_over(self.axis, part, name="sum of columns")
 
     def _tokens(self, length: int, is_text: bool) -> tuple[int, ...]:
-        """Returns the tokens of every rank, of which this one has so many; nothing where they are not shared out."""
+        """Returns the tokens of every rank, given this rank's number; empty where they are not shared out."""
         streams = ((TEXT,),) if is_text else ((IMAGE,), (JOINT,), (IMAGE, TEXT), (TEXT,))
         for names in streams:
             if all(name in self._sizes for name in names):
@@ -220,7 +220,7 @@ class WeightColumns(Shards):
         self._sums.clear()
 
     def call_notes(self) -> tuple[tuple[Sum, int], ...]:
-        """Returns the sums of the call at work, and how often each was made."""
+        """Returns the sums of the current call, and how often each was made."""
         return tuple(self._sums.items())
 
     def predict(self, notes: tuple[tuple[Sum, int], ...], batch: int, place: int, index: int) -> int:

@@ -1,4 +1,4 @@
-"""Cuts an autoencoder's encoder and decoder over all ranks, into rows or into overlapping tiles."""
+"""Cuts an autoencoder's encoder and decoder over all ranks, into rows or overlapping tiles."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AutoencoderParallel(Coder):
 
     Args:
         axis: all ranks.
-        halves: by name the modules, and how each is shared out.
+        halves: the modules by name, and how each is shared out.
     """
 
     def __init__(self, axis: Axis, halves: dict[str, tuple[nn.Module, Half]]) -> None:
@@ -154,7 +154,7 @@ class RowHalf:
 
 
 def two_halves(vae: Any) -> dict[str, nn.Module]:
-    """Returns the encoder and the decoder of an autoencoder, as far as it has them."""
+    """Returns the encoder and the decoder of an autoencoder, if it has them."""
     halves = {name: getattr(vae, name, None) for name in ("encoder", "decoder")}
     return {name: module for name, module in halves.items() if isinstance(module, nn.Module)}
 

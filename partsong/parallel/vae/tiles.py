@@ -63,7 +63,7 @@ class TileHalf:
         self._sent = [0] * axis.size
 
     def attach(self, hooks: HookSet) -> None:
-        """Puts on no hooks, since every tile is computed as a whole."""
+        """Does nothing, since every tile is computed as a whole."""
 
     def run(self, forward: Callable[..., Any], named: dict[str, Any], first: str) -> Tensor:
         """Computes this rank's tiles, and blends those of all ranks."""
@@ -79,7 +79,7 @@ class TileHalf:
         own = sizes[self.axis.index]
         row = mine[..., 0, :].numel() * mine.element_size()
         self._sent = [size * row * (self.axis.size - 1) for size in sizes]
-        # A rank without a tile computes the first one for its shape, and sends none of it.
+        # A rank without a tile computes the first one for its shape, but does not send it.
         parts = gather_tokens(self.axis, mine[..., :own, :], sizes, mine.ndim - 2, name="gather of the tiles")
         whole = mine.new_zeros((*mine.shape[:-2], cut[-1][1] * self.given, mine.shape[-1]))
         for part, (start, end) in zip(parts.split(list(sizes), dim=-2), bounds, strict=True):

@@ -1,4 +1,4 @@
-"""Reads arithmetic in a model's text with its own parser: exact, bounded, and nothing is ever evaluated as code.
+"""Reads arithmetic in a model's text with its own parser: exact, bounded, and without evaluating code.
 
 It knows whole and decimal numbers, ``+ - * / ^``, brackets, and LaTeX's ways to write them. Text that is too long or
 too deep, or whose value has too many digits, is an error before it costs time: ``9**9**9`` is refused in microseconds.

@@ -2,9 +2,9 @@ r"""Decides whether a model's answer is right: numbers are compared exactly here
 
 A verdict is "right", "wrong" or "undecided". Undecided counts as wrong: the comparison took too long, took too much
 memory, or could not read the answer. Formulas go to math-verify, which works with a computer algebra system. An answer
-as short as ``9^{9^{9}}`` keeps that busy for ever. So it runs in processes of its own, each answer has a deadline, and
-a process that misses it is killed and replaced. Threads would not do, because its timers are signals, and a thread
-cannot be killed.
+as short as ``9^{9^{9}}`` would keep it busy forever. So it runs in processes of its own, each answer has a deadline,
+and a process that misses it is killed and replaced. Threads would not work, because its timers are signals, and a
+thread cannot be killed.
 
 >>> same_number("0.50", "1/2"), same_number("1/2", "half")
 (True, None)
@@ -111,7 +111,7 @@ class MathChecker:
             idle, self._idle = self._idle, []
             for process in idle:
                 process.kill()
-            # The threads that wait for one of these see its end and clear it away.
+            # The threads that wait for one of these see its end and clean up.
             for process in self._busy:
                 process.stop()
 

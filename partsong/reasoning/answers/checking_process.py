@@ -70,7 +70,7 @@ class CheckerProcess:
         raise CheckingError(f"the process that compares formulas did not start within {seconds:g} seconds")
 
     def ask(self, gold: str, answer: str, until: float) -> dict[str, Any] | None:
-        """Compares two answers; returns None if it died or the time `until` came first: then kill it."""
+        """Compares two answers; returns None if the process died or `until` passed first, and then has to be killed."""
         line = json.dumps({"gold": gold, "answer": answer}).encode() + b"\n"
         with selectors.DefaultSelector() as ready:
             ready.register(self._in, selectors.EVENT_WRITE)
@@ -102,11 +102,11 @@ class CheckerProcess:
         return json.loads(line)
 
     def stop(self) -> None:
-        """Ends the process from another thread than the one that waits for it, which then calls `kill`."""
+        """Ends the process from a thread other than the waiting one, which then calls `kill`."""
         self._process.kill()
 
     def kill(self) -> None:
-        """Ends the process at once and gives back what it held."""
+        """Ends the process at once and frees its resources."""
         self._process.kill()
         self._process.wait()
         self._in.close()

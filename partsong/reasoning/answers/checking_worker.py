@@ -1,9 +1,9 @@
 """Compares two mathematical answers at a time, as the process that `MathChecker` starts.
 
-It reads a line of JSON, ``{"gold": ..., "answer": ...}``, and writes one, ``{"right": ..., "reason": ...}``. It keeps
-no time, because its parent kills it. It bounds its memory, and its processor time in case no parent is left to kill it.
-It uses only math-verify's LaTeX reader, which builds formulas from a grammar; the reader of plain expressions hands
-text to Python. This file is started by its path and needs nothing else of the package.
+It reads a line of JSON, ``{"gold": ..., "answer": ...}``, and writes one, ``{"right": ..., "reason": ...}``. It does
+not watch the time, because its parent kills it. It bounds its memory, and its processor time in case its parent is
+gone. It uses only math-verify's LaTeX reader, which builds formulas from a grammar; the reader of plain expressions
+hands text to Python. This file is started by its path and needs nothing else of the package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["main"]
 def main() -> None:
     """Answers until its input ends."""
     memory, seconds = int(sys.argv[1]), float(sys.argv[2])
-    # Whatever libraries print must not get between the answers.
+    # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     logging.disable(logging.CRITICAL)
@@ -44,7 +44,7 @@ def main() -> None:
 
 def _compare(pair: dict[str, str], read: Any, verify: Any) -> dict[str, Any]:
     try:
-        # The gold answer comes first: an answer may say more than it, but not less.
+        # The gold answer comes first: an answer may say more, but not less.
         gold, answer = read(f"${pair['gold']}$"), read(f"\\boxed{{{pair['answer']}}}")
         if not gold or not answer:
             return {"right": None, "reason": "no formula could be read"}

@@ -77,7 +77,7 @@ class Expression:
         return operators.union(*(part.operators() for part in self.parts))
 
     def canonical(self) -> str:
-        """Returns one spelling for all orders of terms and factors and for needless brackets.
+        """Returns one spelling for any order of terms and factors, without needless brackets.
 
         >>> read_arithmetic("(5) + 3*2").canonical() == read_arithmetic("2*3 + 5").canonical()
         True
@@ -118,7 +118,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if base == 0 and exponent < 0:
         raise ExpressionError("the expression divides by zero")
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    # Powers of 0, 1 and -1 stay small, but pow() would go through the exponent bit by bit.
+    # Powers of 0, 1 and -1 stay small, but pow() would process the exponent bit by bit.
     if abs(base) in (0, 1):
         return base if exponent % 2 and exponent else base * base if exponent else Fraction(1)
     if bits * abs(exponent) > 2 * MAX_BITS:

@@ -1,6 +1,6 @@
 r"""Finds the answer in a model's text, by reading it: boxes, numbers, letters, expressions, code.
 
-Every function takes a text and returns the answer spelled in one way, so that answers that mean the same are equal. It
+Every function takes a text and returns the answer in a canonical spelling, so that equivalent answers are equal. It
 returns None where the text names no answer. The last answer counts, text inside ``<think>`` does not, and only the last
 `TAIL` characters are read. The time is proportional to that length for every text. Lists and grids are in
 `partsong.reasoning.answers.extract_rows`.
@@ -70,7 +70,7 @@ def visible_text(text: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Returns what stands in the last closed ``\boxed{}``, braces inside it included.
+    r"""Returns the content of the last closed ``\boxed{}``, with any braces inside.
 
     >>> last_boxed(r"\boxed{1}, no: \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
@@ -91,7 +91,7 @@ def last_boxed(text: str) -> str | None:
 def final_number(text: str) -> str | None:
     r"""Returns the number in the last ``\boxed{}``, or else the last number of a text, in lowest terms.
 
-    A comma separates thousands where groups of three digits follow. A minus is a sign where nothing stands before it to
+    A comma separates thousands where groups of three digits follow. A minus is a sign if there is nothing before it to
     subtract from.
 
     >>> final_number("6 of 8, that is \\boxed{6/8}."), final_number("1,200.50 dollars"), final_number("none")
@@ -103,7 +103,7 @@ def final_number(text: str) -> str | None:
 
 
 def _boxed_number(boxed: str) -> str | None:
-    """Returns the value of what stands in a box, without units; None for roots and other LaTeX that has no value."""
+    """Returns the value of a box's content, without units; None for roots and other LaTeX without a value."""
     bare = _NAMED.sub("", _UNITS.sub(" ", _WORDS.sub(" ", boxed[:1000]))).strip()
     try:
         return _spell(read_arithmetic(bare).value())
@@ -130,7 +130,7 @@ def _spell(value: Fraction) -> str | None:
 
 
 def final_choice(text: str, letters: str = "ABCDE") -> str | None:
-    r"""Returns the letter of an option: in the last box, after "answer is", alone in a line, or the last in brackets.
+    r"""Returns the letter of an option: in the last box, after "answer is", alone on a line, or the last in brackets.
 
     Args:
         text: the text.
@@ -155,7 +155,7 @@ def final_choice(text: str, letters: str = "ABCDE") -> str | None:
 def final_expression(text: str) -> str | None:
     r"""Returns the last arithmetic expression with an operator: the one in the box, or on the last line that holds one.
 
-    What follows "=" is left out, and so is what stands before a colon. There is one spelling for all orders of terms
+    Anything after "=" or before a colon is left out. There is one spelling for all orders of terms
     and factors, which `partsong.reasoning.answers.arithmetic.read_arithmetic` reads.
 
     >>> final_expression("(25 - 5) * 3 = 60"), final_expression("Answer: 3 * (25-5)")
@@ -172,7 +172,7 @@ def final_expression(text: str) -> str | None:
 
 def _expression(line: str) -> str | None:
     """Returns the expression of a line: the longest run of arithmetic before its last "="."""
-    # In a chain, 1 + 2 = 3 + 0 = 3, the first member is the one that was asked for.
+    # In a chain, 1 + 2 = 3 + 0 = 3, the first member is the answer.
     for part in re.split(r"[=:$`]|\\\(|\\\)|\*\*(?=\s|$)|(?:^|(?<=\s))\*\*", _BULLET.sub("", line[:1000])):
         runs, last = [""], 0
         for char in _ARITHMETIC.finditer(part):
@@ -226,7 +226,7 @@ def normal_math(text: str) -> str:
 
 
 def final_code(text: str, language: str | None = "python") -> str | None:
-    r"""Returns the last fenced block of code in a language or without a label; one that is not closed goes to the end.
+    r"""Returns the last fenced block of code in a language or without a label; an unclosed one extends to the end.
 
     Args:
         text: the text.

@@ -1,4 +1,4 @@
-"""Runs programs that a model wrote: says what a runner is, and has one that shuts them into a process."""
+"""Runs programs that a model wrote: defines runners, with one that confines programs to a process."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class Runner(Protocol):
 class Sandbox:
     r"""Runs Python programs, each in a process group and a temporary folder of its own, on Linux.
 
-    With `isolate`, a program has no network, cannot signal other processes, leaves no child process over, and writes
-    files below its folder only. It still reads what the user can read, and shares the kernel: for programs by people
-    who mean harm, use a virtual machine.
+    With `isolate`, a program has no network, cannot signal other processes, leaves no child process behind, and writes
+    files only below its folder. It can still read what the user can read, and shares the kernel: for malicious
+    programs, use a virtual machine.
 
     Attributes:
         seconds: seconds of wall time; then the whole group is killed.
@@ -96,7 +96,7 @@ class Sandbox:
             raise UnsupportedError(f"the sandbox needs Linux, this is {sys.platform}; give a runner of your own")
 
     async def check(self) -> None:
-        """Tries whether this machine allows what `isolate` asks for.
+        """Tests whether this machine allows what `isolate` needs.
 
         Raises:
             UnsupportedError: it does not.
@@ -123,19 +123,19 @@ class Sandbox:
             code, output = await self._spawn(Path(folder), command)
             # Paths differ from run to run, and prompts must not.
             output = self._shorten(output.replace(f"{work}{os.sep}", ""))
-        if self.isolate and code == _REFUSED:  # a program may end with this code too
+        if self.isolate and code == _REFUSED:  # a program may also exit with this code
             await self.check()
         if code is None:
             return SandboxOutcome(passed=False, output=output, reason="timeout", code=None)
         return SandboxOutcome(passed=code == 0, output=output, code=code)
 
     async def _spawn(self, folder: Path, command: list[str]) -> tuple[int | None, str]:
-        """Runs a command; returns its exit code, None after a timeout, and its output. It leaves no process over."""
+        """Runs a command; returns its exit code, None after a timeout, and its output. It leaves no process behind."""
         work = folder / "work"
         work.mkdir(exist_ok=True)
         limits = [int(self.isolate), self.cpu_seconds, self.memory_mb * _MB, self.file_mb * _MB, self.processes]
         arguments = [sys.executable, "-I", "-S", str(_CHILD), *map(str, limits), str(work), *command]
-        # Hashes are seeded, so that sets come out alike each time.
+        # Hashes are seeded, so that sets have the same order each time.
         known = {"PATH": os.defpath, "HOME": str(work), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
         with (folder / "output").open("wb") as output:
             child = await asyncio.create_subprocess_exec(

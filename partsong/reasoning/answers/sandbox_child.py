@@ -1,9 +1,9 @@
-"""Gives up the rights that a program must not have, then becomes that program: the inner side of a sandbox.
+"""Drops the rights that a program must not have, then becomes that program: the inner part of a sandbox.
 
-It enters new user, network and process namespaces and starts a child as process 1 of these, so that all the child
-starts dies with it. The child may write files only below one folder (Landlock), sets limits of CPU time, memory and
-file sizes, and becomes the program. This file runs as a script of its own, imports nothing but the standard library and
-is never imported by the package.
+It enters new user, network and process namespaces and starts a child as process 1 of these, so that everything the
+child starts dies with it. The child may write files only below one folder (Landlock), sets limits of CPU time, memory
+and file sizes, and becomes the program. This file runs as a script of its own, imports nothing but the standard library
+and is never imported by the package.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _refused(what: str) -> int:
 
 
 def _lock_files(libc: ctypes.CDLL, folder: str) -> bool:
-    """Makes files writable below `folder` and nowhere else; returns whether the kernel allows that."""
+    """Makes files writable only below `folder`; returns whether the kernel allows that."""
     version = libc.syscall(_CREATE_RULES, None, 0, 1)
     if version < 1:
         return False

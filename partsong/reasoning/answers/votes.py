@@ -1,4 +1,4 @@
-"""Counts answers: plain and weighted majorities, and whether a vote is decided although votes are missing."""
+"""Counts answers: plain and weighted majorities, and whether a vote is decided before all votes are in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Ballot", "RiskBound", "adaptive_confidence", "cannot_be_overtaken", 
 
 @dataclass(slots=True)
 class Ballot:
-    """Holds the votes so far. A tie goes to the answer whose first vote has the lowest number, in any order of coming.
+    """Holds the votes so far. A tie goes to the answer whose first vote has the lowest number, in any order of arrival.
 
     Attributes:
         total: most votes there will be.
@@ -50,7 +50,7 @@ class Ballot:
         return min(self.weights, key=lambda a: (-self.weights[a], self.first[a]), default=None)
 
     def decided(self, missing: frozenset[int] | set[int], most: float = 1.0) -> bool:
-        """Returns whether the votes that are still missing cannot change the leader: the lossless stop.
+        """Returns whether the missing votes cannot change the leader: the lossless stop.
 
         These may also name answers that no vote has named yet; none of them weighs more than `most`.
         """
@@ -69,9 +69,9 @@ class Ballot:
 def cannot_be_overtaken(ballot: Ballot, leader: str, missing: frozenset[int] | set[int], most: float) -> bool:
     """Returns whether `leader` wins even if all missing votes, of weight `most`, go to the best placed other answer.
 
-    The answer with the lowest first vote wins a tie. A missing vote of a lower number may still make another answer
-    that one. So a tie counts as lost unless the leader's first vote comes before every missing one and before the first
-    vote of the other answer.
+    The answer with the lowest first vote wins a tie. A missing vote with a lower number may still give another answer
+    that place. So a tie counts as lost unless the leader's first vote comes before every missing one and before the
+    first vote of the other answer.
     """
     room = most * len(missing)
     lead, first = ballot.weights[leader], ballot.first[leader]
@@ -82,7 +82,7 @@ def cannot_be_overtaken(ballot: Ballot, leader: str, missing: frozenset[int] | s
             continue
         if reach > lead or min(ballot.first[other], lowest) < first:
             return False
-    # An answer without votes so far could get all missing ones, and the lowest of them would be its first.
+    # An answer without votes could still get all missing ones, and the lowest of them would be its first.
     return room < lead or (room == lead and first < lowest)
 
 
@@ -104,7 +104,7 @@ def adaptive_confidence(first: int, second: int) -> float:
 
 
 def voting_hint(ballot: Ballot) -> str | None:
-    """Says why voting will hardly help here; returns None where nothing speaks against it."""
+    """Says why voting will hardly help here; returns None if there is no reason."""
     votes = ballot.counted - ballot.spoilt
     if ballot.counted >= 4 and ballot.spoilt > ballot.counted / 2:
         return f"{ballot.spoilt} of {ballot.counted} samples named no answer; give them more tokens before more votes"
@@ -114,7 +114,7 @@ def voting_hint(ballot: Ballot) -> str | None:
 
 
 def evidence(won: int, lost: int) -> float:
-    """Measures how strongly a record of bets speaks against their being fair: 1 means not at all.
+    """Measures the evidence of a record of bets against their being fair: 1 means none.
 
     It is the wealth of a gambler who began with 1 and staked every share from nothing to all of it alike: the mean of
     (1 + s)^won (1 - s)^lost over s from 0 to 1. In closed form this is the sum over i <= won of C(n + 1, i) times
@@ -131,13 +131,13 @@ def evidence(won: int, lost: int) -> float:
 
 @dataclass(slots=True)
 class RiskBound:
-    """Stops a vote when its end is all but certain.
+    """Stops a vote when its result is all but certain.
 
     Count votes in the order of their numbers. The rule needs votes that are exchangeable, and in the order of ending
-    they are not, because short answers come first. Then the chance that it ever stops with another answer than the vote
-    over all numbers gives is at most `delta`, for any number of answers and any length of the vote.
+    they are not, because short answers come first. Then the chance that it ever stops with another answer than that of
+    the full vote is at most `delta`, for any number of answers and any length of the vote.
 
-    This is why. Take an answer A, and an answer B that will have at least as many votes as A in the end. While A has no
+    Proof: take an answer A, and an answer B that will have at least as many votes as A in the end. While A has no
     fewer votes than B, the next vote for either of them is for B with a chance of one half or more. So a bet on A is
     fair or worse. For the i-th answer to appear, `evidence` of those bets reaches 2^i / delta with a chance of at most
     delta / 2^i, and these chances add up to delta. The rule stops with A when its bets have reached that against every

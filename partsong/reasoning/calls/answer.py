@@ -1,4 +1,4 @@
-"""Holds what a strategy returns, and finds the answer in a model's text: by reading, never by evaluating."""
+"""Holds the result of a thinking method, and finds the answer in a model's text by parsing, never by evaluating."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partsong.reasoning.calls.call import Completion
 
 __all__ = ["Answer", "Extract", "final_number", "vote_of"]
 
-#: Finds the answer in a text, or returns None. Answers that mean the same must come out the same.
+#: Finds the answer in a text, or returns None. Equivalent answers must give the same result.
 Extract = Callable[[str], str | None]
 
 
@@ -24,7 +24,7 @@ class Answer:
         text: the text it was taken from.
         calls: names of the calls it was taken from.
         stopped: why there were no more calls. "done": all were made. "decided": no further vote could change the
-            winner. "confident": a rule ended the run that may err, by no more than it says. "budget": it was spent.
+            winner. "confident": a rule with a bounded error ended the run. "budget": it was spent.
         summary: what the run cost.
         details: further results of the strategy, such as shares of votes.
     """

@@ -1,4 +1,4 @@
-"""Limits what a run may spend, counts what it has spent, and says so when nothing is left."""
+"""Limits what a run may spend, counts what it has spent, and reports when the budget is used up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Budget", "BudgetError", "Price", "Spending"]
 
 
 class BudgetError(PartsongError, RuntimeError):
-    """Says that a run has spent its budget. Running calls are cancelled; nothing that is complete is lost."""
+    """Says that a run has spent its budget. Running calls are cancelled; completed calls are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """Holds the limits of a run; None is no limit.
+    """Holds the limits of a run; None sets no limit.
 
     Attributes:
         tokens: most tokens written by all calls.
@@ -64,7 +64,7 @@ class Budget:
 
 
 class Spending:
-    """Counts what a run has spent. It is asked at every report of every call, so it keeps sums.
+    """Counts what a run has spent. It is called at every report of every call, so it keeps sums.
 
     A journal holds the usage of the calls in earlier parts of the run, `past`, and how many `seconds` those took.
     Running calls count in `tokens`. `exceeded` says in words what was used up first; it is None while something of
@@ -114,11 +114,11 @@ class Spending:
         self._paid += (usage.completion + usage.wasted) * price.completion
 
     def out_of_time(self) -> None:
-        """Notes that the time is over, even where rounding leaves the clock a little short of it."""
+        """Notes that the time is up, even if rounding leaves the clock a little short of it."""
         self.exceeded = self.exceeded or f"{self.seconds:.6g} of {self.budget.seconds:.6g} seconds"
 
     def check(self, *, before_a_call: bool = False) -> str | None:
-        """Returns what is used up, in words. The number of calls counts only before another one begins."""
+        """Returns what is used up, in words. The limit of calls is checked only before another one begins."""
         limits = self.budget
         if self.exceeded is None and limits.tokens is not None:
             self._compare(self.tokens, limits.tokens, "tokens")

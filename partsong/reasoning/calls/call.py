@@ -1,4 +1,4 @@
-"""Describes a call of a language model: what is asked, what comes back, and which earlier calls it was made from."""
+"""Describes a call of a language model: the request, the completion, and the earlier calls it was made from."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["Completion", "Message", "Parameters", "Piece", "Request", "Usage"]
 class Message:
     """Holds a message of a chat, put together from plain text and from pieces of earlier answers.
 
-    If the last message is the assistant's, the model continues it. It may hold forks: text that parts into threads and
-    comes together again. `LocalEngine` then lets each token see what the forks say and computes nothing twice. An
+    If the last message is the assistant's, the model continues it. It may hold forks: text that splits into threads and
+    joins them again. `LocalEngine` then lets each token see what the forks allow and computes nothing twice. An
     engine that knows no forks reads `text`, the threads one after the other.
 
     Attributes:
@@ -34,7 +34,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """Returns the message as it reads from beginning to end."""
+        """Returns the text of the message from beginning to end."""
         return flat_text(self.pieces)
 
     @property
@@ -64,12 +64,12 @@ class Parameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """Describes one call completely: the same request gives the same answer wherever and whenever it is made.
+    """Describes one call completely: the same request always gives the same answer.
 
     Attributes:
         messages: the chat so far.
         parameters: how the answer is drawn.
-        path: the branch the call belongs to, such as ``("round 1", "draft")``; tells equal prompts apart.
+        path: the branch the call belongs to, such as ``("round 1", "draft")``; distinguishes equal prompts.
         sample: which of several samples of that branch this is.
         seed: seed of its random stream; a function of the run's seed and of everything above.
     """
@@ -116,7 +116,7 @@ class Usage:
     reported: bool = True
 
     def after(self, cut: Usage, *, is_cut: bool) -> Usage:
-        """Adds what an earlier attempt at the same call had spent when it was cut off.
+        """Adds the cost of an earlier attempt at the same call that was cut off.
 
         Args:
             cut: usage of the earlier attempt.
@@ -136,13 +136,13 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """Holds what came back from a call.
+    """Holds the result of a call.
 
     Attributes:
         text: the answer, without hidden reasoning.
         reasoning: hidden reasoning, where the engine separates it from the answer.
         finish: "stop" if the model ended its text; "length" if the tokens ran out, so that this is no answer; "halted"
-            if the caller had read enough; "cancelled" if nobody needed the answer any more.
+            if the caller had read enough; "cancelled" if the answer was no longer needed.
         usage: token counts.
         logprobs: natural log-probabilities of the drawn tokens; None where they were not asked for.
         confidence: by token, the mean of minus the log-probabilities of the alternatives asked for, or None.
@@ -165,7 +165,7 @@ class Completion:
         return Piece(self.text, self.source, self.tokens)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the completion as JSON has it, for a journal; `from_json` reads it back."""
+        """Returns the completion in JSON form, for a journal; `from_json` reads it back."""
         return asdict(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Says what a run expects of a language model, in this process or anywhere else."""
+"""Defines a run's interface to a language model, in this process or anywhere else."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Progress(Protocol):
             text: text that is new since the last report.
             tokens: tokens written so far.
             confidence: confidence of the new tokens, as in `Completion`; empty where it was not asked for.
-            restart: whether the engine begins again. The text reported so far is void, but its tokens were spent.
+            restart: whether the engine starts over. The text reported so far is void, but its tokens were spent.
         """
         ...
 
 
 class EngineError(PartsongError, RuntimeError):
-    """Says that an engine could not answer: it is away, it refused, or what it sent back makes no sense."""
+    """Says that an engine could not answer: it is unreachable, it refused, or its reply makes no sense."""
 
 
 class Engine(Protocol):
     """Answers requests, many at a time.
 
     Attributes:
-        name: the model and how it is run; tells engines apart in a journal.
+        name: the model and how it is run; distinguishes engines in a journal.
     """
 
     name: str
@@ -50,5 +50,5 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None:
-        """Gives back what the engine holds."""
+        """Frees the engine's resources."""
         ...

@@ -1,4 +1,4 @@
-"""Wraps engines: one wrapper bounds the calls made at the same time, one puts a chat before every prompt."""
+"""Wraps engines: one wrapper bounds the concurrent calls, one puts a chat before every prompt."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class BoundedEngine:
         self._gates = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
 
     async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
-        """Answers one request when its turn has come; see `Engine`."""
+        """Answers one request when its turn comes; see `Engine`."""
         gate = self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         async with gate:
             return await self.engine.generate(request, progress)
@@ -53,7 +53,7 @@ class BoundedEngine:
 
 
 class ChatEngine:
-    """Puts the same messages before every prompt, so that a strategy, which asks a question, can answer in a chat.
+    """Puts the same messages before every prompt, so that a thinking method can answer in a chat.
 
     Args:
         engine: answers the calls.

@@ -1,4 +1,4 @@
-"""Keeps the calls of a run as a graph: which reads which, which waited for which, and what that cost in tokens."""
+"""Keeps the calls of a run as a graph: which call reads or waited for which, and the cost in tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CallNode:
         start: seconds from the beginning of the run to that of the call.
         end: seconds from the beginning of the run to the end of the call.
         replayed: whether it was in the journal.
-        cut: what an earlier attempt spent, which the journal keeps where a run was resumed; None where there was none.
+        cut: cost of an earlier attempt, from the journal of a resumed run; None if there was none.
     """
 
     name: str
@@ -100,13 +100,13 @@ class CallGraph:
             A dictionary with these numbers.
 
             - ``calls``: calls made.
-            - ``tokens_total``: tokens written by all calls; a cancelled one counts as far as it got.
+            - ``tokens_total``: tokens written by all calls; a cancelled call counts up to where it got.
             - ``tokens_accepted``: the longest chain of reading that ends in the answer.
             - ``tokens_critical``: the longest chain of reading and waiting. With enough workers this is the time of the
               run, in tokens.
             - ``tokens_cancelled``: tokens of calls that were halted or cancelled.
             - ``tokens_wasted``: tokens of failed attempts, which are in no other number.
-            - ``tokens_drafted``: tokens that the engine guessed ahead; ``tokens_rejected`` of them came to nothing.
+            - ``tokens_drafted``: tokens that the engine guessed ahead; ``tokens_rejected`` of them were rejected.
             - ``prefill``: prompt tokens; ``prefill_cached`` of them had their keys already.
             - ``estimated``: calls whose tokens the engine did not count.
             - ``truncated``: calls that ran out of tokens.

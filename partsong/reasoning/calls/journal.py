@@ -1,9 +1,9 @@
-"""Keeps completed calls on disk: a run that was killed goes on, and one that has ended is replayed without an engine.
+"""Keeps completed calls on disk: a killed run can continue, and a finished one can be replayed without an engine.
 
-SQLite in WAL mode: a completed call is durable before anybody sees its result, and several processes may share a file.
-The order in which the calls of a run ended is kept with them. A strategy that stops early decides by that order, so a
-replay hands the calls out in it and decides the same. Calls that were cancelled, or ended by a budget, are kept for the
-replay's report; a run that goes on makes them again.
+SQLite in WAL mode: a completed call is durable before its result is returned, and several processes may share a file.
+The order in which the calls of a run ended is kept with them. A method that stops early decides by that order, so a
+replay returns the calls in it and decides the same. Calls that were cancelled, or ended by a budget, are kept for the
+replay's report; a continued run makes them again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS calls (
 """
 
 
-#: How a call ended: by itself, cancelled by the caller, or by the budget, which may also have kept it from beginning.
+#: How a call ended: by itself, cancelled by the caller, or by the budget, possibly before it began.
 State = Literal["complete", "cancelled", "budget"]
 
 
@@ -93,7 +93,7 @@ class Journal:
 
     def _open(self) -> None:
         self._db.execute("PRAGMA journal_mode=WAL")
-        # Full: a result that was shown is on the disk, also after a power cut.
+        # Full: a returned result is on the disk, even after a power cut.
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute("PRAGMA busy_timeout=10000")
         self._db.executescript(_SCHEMA)
@@ -141,8 +141,8 @@ class Journal:
     async def write(self, run: str, request: Request, entry: Entry) -> None:
         """Writes the end of a call to the disk, over an earlier one that was cancelled, and returns once it is there.
 
-        Calls that end in the same turn of the event loop share one transaction, because a disk takes as long for one as
-        for many.
+        Calls that end in the same turn of the event loop share one transaction, since many writes take a disk as long
+        as one.
 
         Raises:
             OutputError: it cannot be written, such as on a full disk.
@@ -158,7 +158,7 @@ class Journal:
         await written
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Writes all that waits in a loop in one transaction."""
+        """Writes all pending calls of a loop in one transaction."""
         waiting = self._waiting.pop(loop)
         error = None
         try:
@@ -169,7 +169,7 @@ class Journal:
                     self._db.executemany("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
                     self._db.execute("COMMIT")
                 except sqlite3.Error:
-                    if self._db.in_transaction:  # some failures end it themselves
+                    if self._db.in_transaction:  # some failures end the transaction themselves
                         self._db.execute("ROLLBACK")
                     raise
         except sqlite3.Error as problem:

@@ -1,4 +1,4 @@
-"""Runs a strategy: makes its calls, notes them in a graph, keeps to a budget, and remembers what is complete."""
+"""Runs a thinking method: makes its calls, notes them in a graph, keeps to a budget, and stores completed calls."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ Observer = Callable[[CallNode, str], None]
 class Run:
     """Makes the calls of one question.
 
-    Calls are made concurrently. What they return depends on (prompt, parameters, path, sample, seed) alone, so order
-    and concurrency change nothing, and sample 3 of 8 is sample 3 of 64.
+    Calls are made concurrently. Their results depend only on (prompt, parameters, path, sample, seed), so order and
+    concurrency change nothing, and sample 3 of 8 is sample 3 of 64.
 
     Args:
         engine: answers the calls.
         seed: seed of all random streams.
-        name: tells the runs of a journal apart.
+        name: distinguishes the runs of a journal.
         journal: keeps completed calls; None keeps nothing.
-        budget: what all parts of a run may spend, also those before it was resumed; None is no limit.
+        budget: what all parts of a run may spend, also those before it was resumed; None sets no limit.
         concurrency: most calls at the same time.
-        observer: called with every call and its new text, such as to draw it.
+        observer: called with every call and its new text, for example to draw it.
 
     Attributes:
         graph: the calls.
@@ -75,10 +75,10 @@ class Run:
         self._waits: tuple[str, ...] = ()
 
     def branch(self, label: str, waits: Sequence[str] = ()) -> Run:
-        """Returns the same run for a strategy inside another one.
+        """Returns the same run for a method inside another one.
 
         Args:
-            label: stands before the path of each of its calls.
+            label: prefix of the path of each of its calls.
             waits: calls that had to end before any of its calls could begin.
         """
         inner = copy.copy(self)
@@ -106,7 +106,7 @@ class Run:
             parameters: how the answer is drawn.
             waits: calls that had to end before this one could begin, though it does not read them.
             halt: called at every report of the engine; when it returns True, enough was read, and the call ends as
-                "halted". It must decide by what it is shown, or by calls that ended before.
+                "halted". It must decide by its arguments, or by calls that ended before.
 
         Returns:
             The completion; its `source` is the call's name.
@@ -154,7 +154,7 @@ class Run:
                 self.spending.calls += 1
                 return await self._end(node, "complete", await self._ask(RunningCall(node, self.progress, halt)))
         except asyncio.CancelledError:
-            if node.completion is None:  # otherwise it is complete, and was cancelled while it was written down
+            if node.completion is None:  # otherwise it is complete, and was cancelled while it was being stored
                 await self._end(node, "cancelled", _cut(node))
             raise
 
@@ -192,7 +192,7 @@ class Run:
         raise BudgetError(reason)
 
     async def _end(self, node: CallNode, state: State, completion: Completion) -> Completion:
-        """Keeps the completion of a call. It is on the disk before anybody sees it."""
+        """Stores the completion of a call on disk before it is returned."""
         usage = completion.usage
         self.spending.done(node.name, usage)  # an earlier attempt has been counted when the run was resumed
         if node.cut is not None:
@@ -207,7 +207,7 @@ class Run:
         return node.completion
 
     async def _replay(self, node: CallNode, kept: Entry) -> Completion:
-        """Returns the completion that is kept when its turn has come: calls end in the order in which they did."""
+        """Returns the stored completion when its turn comes: calls end in their original order."""
         try:
             if kept.state == "cancelled":
                 await asyncio.Event().wait()  # until it is cancelled again
@@ -271,7 +271,7 @@ class Run:
 
     @property
     def replayed(self) -> int:
-        """Counts the calls that came out of the journal."""
+        """Counts the calls that were read from the journal."""
         return sum(node.replayed for node in self.graph.nodes.values())
 
     def summary(self, accepted: Collection[str]) -> dict[str, Any]:
@@ -279,7 +279,7 @@ class Run:
 
         Returns:
             What `CallGraph.summary` returns, where every call that was not cancelled counts as awaited; ``money``, None
-            without a price; and ``stopped``, what was used up, None where the budget sufficed.
+            without a price; and ``stopped``, the limit that was used up, None if the budget sufficed.
         """
         ended = [n for n in self.graph.nodes.values() if n.completion is not None]
         awaited = [n.name for n in ended if n.completion is not None and n.completion.finish != "cancelled"]
@@ -288,5 +288,5 @@ class Run:
 
 
 def _cut(node: CallNode) -> Completion:
-    """Returns what is left of a call that did not end by itself."""
+    """Returns the rest of a call that did not end by itself."""
     return Completion(text="", finish="cancelled", usage=Usage(completion=node.written, reported=False))

@@ -14,7 +14,7 @@ __all__ = ["Halt", "Partial", "RunningCall"]
 
 @dataclass(slots=True)
 class Partial:
-    """Holds the part of an answer that has come so far, with the confidence by token where it was asked for."""
+    """Holds the part of an answer received so far, with the confidence by token if requested."""
 
     text: str = ""
     tokens: int = 0

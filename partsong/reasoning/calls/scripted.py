@@ -38,8 +38,8 @@ class ScriptedEngine:
     """Answers by a function of the request and a random stream of the request's own.
 
     Args:
-        script: gives the answer; its randomness is a function of the request's seed, so that answers depend on
-            nothing else.
+        script: returns the answer; its randomness is a function of the request's seed, so answers depend on nothing
+            else.
         seconds_per_token: time to write a token.
         seconds_to_first: time to read a prompt.
         chunk: tokens between two reports of progress.
@@ -70,7 +70,7 @@ class ScriptedEngine:
         self.asked: list[Request] = []
 
     async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
-        """Answers after as long as the answer's tokens take; see `Engine`."""
+        """Answers after the time that the answer's tokens take; see `Engine`."""
         self.asked.append(request)
         line = self.script(request, random.Random(request.seed))
         length = len(line.text.split()) if line.tokens is None else line.tokens

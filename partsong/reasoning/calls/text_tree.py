@@ -1,7 +1,7 @@
-"""Represents text that parts into threads and comes together again.
+"""Represents text that splits into threads and joins them again.
 
 A text is a tuple of parts in reading order. A `str` is text that a program or a user put there, and a `Piece` is what a
-model wrote. At a `Fork` the text goes on in several threads at once, each again a tuple of parts. What follows a fork
+model wrote. At a `Fork` the text continues in several threads at once, each again a tuple of parts. What follows a fork
 has read all of its threads; no thread has read another one. Attention masks, positions, prompts, training data and
 calls are all made from this one form.
 """
@@ -32,13 +32,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Splits a text into several threads that go on at once.
+    """Splits a text into several concurrent threads.
 
     Attributes:
         threads: the threads, each a tuple of parts; in a tree of tokens, of runs.
         marks: thought embedding of each thread (ParaThinker); empty where there are no such embeddings.
-        apart: whether the threads are texts of their own (APR): they read nothing that stands before the fork, and what
-            follows reads nothing of them. What they return stands in the text like any other part.
+        apart: whether the threads are texts of their own (APR): they read nothing before the fork, and what follows
+            reads nothing of them. Their return values are part of the text like any other.
 
     >>> fork = Fork((("1: ", Piece("left")), ("2: ", Piece("right"))))
     >>> flat_text(("See ", fork, "."))
@@ -58,7 +58,7 @@ Part = str | Piece | Fork
 
 
 def flat_text(parts: Sequence[Part]) -> str:
-    """Returns the text as it reads from beginning to end, thread after thread: what a server without threads reads."""
+    """Returns the whole text, thread after thread, as a server without threads reads it."""
     return "".join(part if isinstance(part, str) else part.text for part in _read(parts))
 
 
@@ -78,12 +78,12 @@ def pieces_of(parts: Sequence[Part]) -> Iterator[Piece]:
 
 
 def has_fork(parts: Sequence[Part]) -> bool:
-    """Returns whether the text parts and comes together anywhere."""
+    """Returns whether the text has a fork."""
     return any(isinstance(part, Fork) and not part.apart for part in parts)
 
 
 def shape_of(parts: Sequence[Part]) -> str | list[Any]:
-    """Returns the text where it does not part, otherwise lists of texts and forks: tells apart texts that read alike.
+    """Returns the text if it has no fork, otherwise lists of texts and forks, which distinguish equal flat texts.
 
     >>> shape_of(("a", Piece("b"))), shape_of(("a", Fork((("b",), ("c",)))))
     ('ab', ['a', [['b'], ['c']]])

@@ -1,4 +1,4 @@
-"""Writes down what a run did: a line of JSON per call, a trace for Perfetto, or a page that shows the threads."""
+"""Writes a record of a run: a line of JSON per call, a trace for Perfetto, or a page that shows the threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partsong.reasoning.calls.graph import CallGraph, CallNode
 
 __all__ = ["FORMATS", "as_lines", "as_page", "as_perfetto", "lanes", "write_trace"]
 
-#: File endings, and what is written under them.
+#: File endings and their formats.
 FORMATS = {".jsonl": "a line per call", ".json": "a trace for Perfetto", ".html": "a page that shows the threads"}
 
 
@@ -26,7 +26,7 @@ def write_trace(graph: CallGraph, path: str | Path, *, title: str = "") -> Path:
         title: title of the page.
 
     Raises:
-        ArgumentError: the ending is another, or the file cannot be written.
+        ArgumentError: the ending is unknown, or the file cannot be written.
     """
     target = Path(path)
     check_format(target)

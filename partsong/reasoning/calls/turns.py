@@ -1,4 +1,4 @@
-"""Keeps the order in which the calls of a journal ended, so that a replay hands them out in that order."""
+"""Keeps the order in which the calls of a journal ended, so that a replay returns them in that order."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable
 
 __all__ = ["Turns"]
 
-#: Seconds without a turn or a running call after which the calls that wait go on without one that nobody asks for.
+#: Seconds without a turn or a running call after which waiting calls stop waiting for one that was never requested.
 TIMEOUT = 10.0
 
 
 class Turns:
-    """Calls up places one after another, in their order.
+    """Gives turns to places one after another, in order.
 
-    A run that is resumed may ask for other calls than before: a server that draws again leads it elsewhere, and a place
-    of the earlier run is never asked for. The others wait for it a while and then go on without it.
+    A resumed run may make other calls than before: new draws of a server may lead it elsewhere, and then a place of the
+    earlier run is never requested. The others wait for it a while and then continue without it.
     """
 
     def __init__(self, places: Iterable[int]) -> None:
@@ -26,7 +26,7 @@ class Turns:
     async def wait(self, place: int, idle: Callable[[], bool] = lambda: True) -> None:
         """Returns when all lower places have had their turn, and gives the turn to the next.
 
-        No place is passed over before `idle` returns that nothing runs that may still ask for a lower one.
+        No place is skipped before `idle` confirms that nothing is running that may still request a lower one.
         """
         self._waiting.add(place)
         try:

@@ -1,7 +1,7 @@
 """Runs code under a clock that jumps: waiting takes no time, so an hour of calls is simulated in a moment.
 
-It is for engines that only pretend to work, such as `ScriptedEngine`. Nothing else in a program under this loop may
-wait for the world outside.
+It is for simulated engines, such as `ScriptedEngine`. Nothing else in a program under this loop may wait for external
+events.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["VirtualLoop", "run_virtual"]
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Moves the clock of the loop on by the time it was asked to wait, and returns at once."""
+    """Advances the clock of the loop by the requested waiting time, and returns at once."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()

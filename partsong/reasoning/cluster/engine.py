@@ -1,4 +1,4 @@
-"""Runs one engine many times over, as `RayEngine` on the machines of a Ray cluster."""
+"""Runs many copies of one engine as a `RayEngine` on the machines of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from partsong.reasoning.cluster.placement import Placement, gpu_share
 
 __all__ = ["RayEngine"]
 
-#: Actors that may die under one call before it fails; so a call that kills engines does not reach all of them.
+#: Actors that may die during one call before it fails, so that a call that kills engines does not reach all of them.
 _MAX_LOSSES = 3
 #: Seconds engines have to close before their processes are ended.
 _GRACE = 5.0
@@ -33,15 +33,15 @@ Amount = Annotated[float, Number(0.0)]
 
 
 class RayEngine:
-    """Spreads calls over engines that are alike, each in an actor of its own.
+    """Spreads calls over identical engines, each in an actor of its own.
 
     A call goes to the least busy engine. Calls of one prompt go to the same engine as long as that is at most four
     calls ahead of the least busy, so that they share the prompt's keys. If an actor dies, its calls are asked again
-    elsewhere, with the same seeds. An engine whose answers depend on the request alone, such as `LocalEngine` in
-    float64, then answers as if nothing had happened. What the dead actor had reported of a call is in `Usage.wasted`.
+    elsewhere, with the same seeds. An engine whose answers depend only on the request, such as `LocalEngine` in
+    float64, then answers as if nothing had happened. Tokens that the dead actor had reported are in `Usage.wasted`.
 
     Reports of progress come in order and one by one, gathered for about 10 ms. Halting and budgets work as with the
-    engine itself, and what it writes in the meantime is lost.
+    engine itself, and tokens written in the meantime are lost.
 
     Args:
         model: model of a `LocalEngine` in each actor: a folder that every machine of the cluster has under the same
@@ -52,10 +52,10 @@ class RayEngine:
         num_cpus: cores of each engine; torch takes as many threads there.
         num_gpus: GPUs of each engine; a fraction shares one. None gives each engine one GPU, or a share where the
             cluster has fewer GPUs than engines, or 0 where it has no GPU.
-        restarts: most actors that may follow a dead one in its place, for each engine.
+        restarts: most replacements of dead actors, for each engine.
         start_seconds: longest time until all engines are loaded.
         address: address of the cluster; "auto" takes the one that runs on this machine. None takes the one this process
-            is connected to, or ``RAY_ADDRESS``, or starts one on this machine alone, which ends with `close`.
+            is connected to, or ``RAY_ADDRESS``, or starts one on this machine only, which ends with `close`.
         name: name in journals. None takes the engines' own, so that a run goes on with one `LocalEngine` or many.
         **options: options of `LocalEngine`; ``dtype`` may be text, such as "float64".
 
@@ -65,7 +65,7 @@ class RayEngine:
     Raises:
         ArgumentError: a number is out of range, both or neither of `model` and `factory` are given, or the engines
             refuse their options.
-        EngineError: not all engines came up.
+        EngineError: not all engines started.
         UnsupportedError: Ray is not installed.
 
     >>> from partsong.reasoning import Message
@@ -100,7 +100,7 @@ class RayEngine:
         self._waiting: list[asyncio.Future[None]] = []
         self._places: list[EnginePlace] = []
         self._cluster = Cluster()
-        atexit.register(self._end)  # runs before Ray ends, and its threads with it
+        atexit.register(self._end)  # runs before Ray and its threads end
         try:
             has = ray.cluster_resources()
             share = gpu_share(num_engines, has.get("GPU", 0.0)) if num_gpus is None else num_gpus
@@ -149,7 +149,7 @@ class RayEngine:
     async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
         """Answers one request; see `Engine`.
 
-        Cancelling ends the call in its actor, and returns when the actor has given it up.
+        Cancelling ends the call in its actor, and returns when the actor has dropped it.
 
         Raises:
             EngineError: no engine is left, three engines died under the call, or the engine is closed. Errors of the
@@ -173,7 +173,7 @@ class RayEngine:
                     progress("", lost, restart=True)
             except asyncio.CancelledError:
                 place.cancel(call)
-                # The actor gives the call up before it counts as ended. Cancelling once more does not wait for that.
+                # The call counts as ended once the actor has dropped it. A second cancellation does not wait for that.
                 with contextlib.suppress(asyncio.CancelledError):
                     await call.left.wait()
                 raise
@@ -199,7 +199,7 @@ class RayEngine:
             await change
 
     def _wake(self) -> None:
-        """Wakes all calls that wait for an engine, because one has come or gone."""
+        """Wakes all calls that wait for an engine, because one has started or ended."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for change in waiting:

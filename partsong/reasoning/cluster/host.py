@@ -1,4 +1,4 @@
-"""Runs an engine in an actor: makes its calls, and keeps the reports of them until the driver fetches these."""
+"""Runs an engine in an actor: makes its calls, and keeps their reports until the driver fetches them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partsong.reasoning.calls.engine import Engine, EngineError
 
 __all__ = ["Host", "HostReport", "Report", "make_local"]
 
-#: Seconds that reports wait for more, so that what comes together travels together.
+#: Seconds that reports wait for more, so that they are sent together.
 _GATHER = 0.01
 
 
@@ -55,7 +55,7 @@ class Host:
         return self._engine.name, f"process {os.getpid()} on {socket.gethostname()}"
 
     async def submit(self, number: int, request: Request) -> None:
-        """Begins a call; `news` returns what comes of it."""
+        """Begins a call; `news` returns its reports."""
         if number in self._cancelled:
             self._cancelled.discard(number)
             self._end(number, EngineError("the call was cancelled"))
@@ -63,12 +63,12 @@ class Host:
         self._tasks[number] = asyncio.ensure_future(self._answer(number, request))
 
     async def cancel(self, number: int) -> None:
-        """Ends a call; `news` reports when the engine has given it up."""
+        """Ends a call; `news` reports when the engine has dropped it."""
         task = self._tasks.get(number)
         if task is not None:
             task.cancel()
         else:
-            # The cancellation may have overtaken the call. If the call has ended instead, only its number stays here.
+            # The cancellation may have overtaken the call. If the call has ended instead, only its number is kept.
             self._cancelled.add(number)
 
     async def news(self) -> Mapping[int, HostReport]:

@@ -10,7 +10,7 @@ from partsong.errors import ArgumentError, UnsupportedError
 
 __all__ = ["import_ray", "join_cluster"]
 
-#: Seconds in which whoever listens at an address answers.
+#: Seconds in which a server at an address must answer.
 _PATIENCE = 10.0
 
 
@@ -28,7 +28,7 @@ def import_ray() -> Any:
 
 
 def join_cluster(address: str | None) -> bool:
-    """Connects this process to a cluster; says whether it had to start one, on this machine alone.
+    """Connects this process to a cluster; says whether it had to start one, on this machine only.
 
     Args:
         address: of the cluster; "auto" takes the one that runs on this machine. None takes the one this process is
@@ -55,7 +55,7 @@ def join_cluster(address: str | None) -> bool:
 
 
 def _check_reachable(address: str) -> None:
-    """Refuses an address at which nobody listens, for which Ray would wait minutes."""
+    """Refuses an address without a server, for which Ray would wait minutes."""
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "://" in address:
         return

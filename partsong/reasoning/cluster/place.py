@@ -1,4 +1,4 @@
-"""Keeps the driver's side of one actor: the calls it has, and a thread that fetches the reports of them."""
+"""Keeps the driver's side of one actor: the calls it has, and a thread that fetches their reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PlacedCall:
 
     Attributes:
         number: number of the attempt; a call that is asked again gets a new one.
-        left: set once the actor does no more for the call.
+        left: set once the actor no longer works on the call.
         lost: tokens that earlier attempts had written.
         tokens: tokens that this attempt has written so far.
     """
@@ -39,7 +39,7 @@ class PlacedCall:
     tokens: int = 0
 
     def take(self, news: HostReport) -> None:
-        """Hands on report by report, in the loop, so that a halt falls on the same token as with a local engine."""
+        """Passes reports on one by one, in the loop, so a halt happens at the same token as with a local engine."""
         for report in news.reports:
             if self.future.done():  # the last report halted or cancelled the call
                 break
@@ -62,7 +62,7 @@ class PlacedCall:
 
 
 class Cluster:
-    """Names the cluster this process is connected to now by the address of its head."""
+    """Identifies the cluster this process is connected to by the address of its head."""
 
     def __init__(self) -> None:
         import ray
@@ -80,10 +80,10 @@ class Cluster:
 class EnginePlace:
     """Keeps one of the engines of a `RayEngine`.
 
-    Its actor may die. Then its calls are lost, and another actor may take its place.
+    If its actor dies, its calls are lost, and another actor may take its place.
 
     Its fields `where` and `why` name the process and machine of the actor, and what ended the last one. All places
-    share `lock`, which is held while calls come and go. `on_change` is called when an actor has come up or gone.
+    share `lock`, which is held while calls come and go. `on_change` is called when an actor has started or ended.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class EnginePlace:
         self.actor.submit.remote(call.number, call.request)
 
     def cancel(self, call: PlacedCall) -> None:
-        """Cancels a call; `PlacedCall.left` is set when the actor has given it up."""
+        """Cancels a call; `PlacedCall.left` is set when the actor has dropped it."""
         with self._lock:
             if call.number in self.calls and self._cluster.there:
                 self.actor.cancel.remote(call.number)
@@ -152,7 +152,7 @@ class EnginePlace:
                     return
 
     def _hand_on(self, news: Mapping[int, HostReport]) -> None:
-        """Hands the reports of the actor to the loops that wait for its calls."""
+        """Passes the reports of the actor to the loops that wait for its calls."""
         with self._lock:
             pairs = [(self.calls[number], report) for number, report in news.items() if number in self.calls]
             for call, report in pairs:
@@ -169,7 +169,7 @@ class EnginePlace:
             lost, self.calls = list(self.calls.values()), {}
             self.why = last_line(error)
             if self._cluster.there:
-                ray.kill(self.actor)  # it may be out of reach rather than dead, and would go on in vain
+                ray.kill(self.actor)  # it may be unreachable rather than dead, and would work in vain
             again = self._cluster.there and bool(self.restarts) and not self._closing
             if again:
                 self.restarts -= 1
@@ -196,7 +196,7 @@ def last_line(error: BaseException) -> str:
 
 
 def in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
-    """Calls a function in a loop; does nothing if the loop is closed, because nobody waits there."""
+    """Calls a function in a loop; does nothing if the loop is closed."""
     try:
         loop.call_soon_threadsafe(function, *arguments)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Chooses which of several engines that are alike takes a call."""
+"""Chooses which of several identical engines takes a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partsong.reasoning.calls.call import Request
 
 __all__ = ["MAX_LEAD", "Placement", "gpu_share"]
 
-#: Calls by which an engine may be ahead of the least busy one and still get another call of a prompt it has seen.
+#: Calls by which an engine may exceed the least busy one and still get another call of a prompt it has seen.
 MAX_LEAD = 4
 #: Number of prompts whose engine is remembered.
 _REMEMBERED = 4096
@@ -33,7 +33,7 @@ class Placement:
         self._homes: OrderedDict[bytes, int] = OrderedDict()
 
     def choose(self, loads: Mapping[int, int], request: Request) -> int:
-        """Returns the number of the engine that takes a call; `loads` counts the running calls of those there are."""
+        """Returns the number of the engine that takes a call; `loads` counts the running calls of those available."""
         key, least = _prompt_key(request), min(loads.values())
         home = self._homes.get(key)
         if home is None or home not in loads:

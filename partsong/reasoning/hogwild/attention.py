@@ -1,8 +1,8 @@
 """Computes one forward of several workers, each of which sees the same blocks of keys in an order of its own.
 
-For each block that a worker sees, its queries are turned by the distance between their own position and the block's
-beginning. So no key is moved, copied or turned again (Hogwild! Inference, Rodionov et al., arXiv 2504.06261). The
-scores of all blocks stand under one softmax. Keys lie in pages of one size, so that any number of blocks takes one
+For each block that a worker sees, its queries are rotated by the distance between their own position and the block's
+beginning. So no key is moved, copied or rotated again (Hogwild! Inference, Rodionov et al., arXiv 2504.06261). The
+scores of all blocks go through one softmax. Keys lie in pages of one size, so that any number of blocks takes one
 matrix product per slab.
 """
 
@@ -61,7 +61,7 @@ def forward(model: LocalModel, rotary: Rotary, store: BlockStore, feeds: Sequenc
 
 
 class ViewStep:
-    """Computes what the tokens of a step attend to.
+    """Computes the attention of a step's tokens.
 
     Args:
         store: the store of all blocks, of which those that are written to grow.

@@ -1,7 +1,7 @@
 """Keeps keys and values in blocks that grow in place: written once, read by all workers with the block in view.
 
-A key is stored turned by its place in its own block, so it is right wherever the block stands: the reader turns the
-query instead (Hogwild! Inference, Rodionov et al., arXiv 2504.06261).
+A key is stored rotated by its position in its own block, so it is right wherever the block appears: the reader rotates
+the query instead (Hogwild! Inference, Rodionov et al., arXiv 2504.06261).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class BlockStore:
     def _add_slab(self) -> None:
         model = self._model
         shape = model.layers, SLAB, model.kv_heads, PAGE, model.head_dim
-        # Zeros: places nobody wrote are read with weight 0, and 0 * nan is nan.
+        # Zeros: unwritten places are read with weight 0, and 0 * nan is nan.
         both = torch.zeros(2, *shape, dtype=model.dtype, device=model.device)
         self.keys.append(both[0])
         self.values.append(both[1])

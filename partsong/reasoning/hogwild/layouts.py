@@ -63,7 +63,7 @@ class Table(Generic[T]):
     current: list[T | None] = field(default_factory=list)
 
     def view(self, worker: int) -> tuple[T, ...]:
-        """Returns what a worker sees, its own text last. A worker that is alone sees its prompt and its text."""
+        """Returns what a worker sees, its own text last. A single worker sees its prompt and its text."""
         mine = self.current[worker]
         assert mine is not None
         if len(self.current) == 1:

@@ -18,7 +18,7 @@ class HogwildPrompts(Prompts):
     `problem` has the rules and the problem, and `alone` is the same for a single worker. `history` stands before the
     finished steps, `others` before what the others are writing, `own` before what a worker writes itself, and `label`
     at the beginning of each step. `probe` asks a worker whether it repeats another one's work. If all have run out of
-    tokens and nobody has named a result, one worker goes on from `finish`.
+    tokens without a result, one worker continues from `finish`.
     """
 
     problem: str = (

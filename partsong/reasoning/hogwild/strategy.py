@@ -50,7 +50,7 @@ async def hogwild(
 
     Each worker is a call of the run. They end together: when one closes a ``\boxed{}`` or ends its text with an answer
     in it, when all have used up their tokens, or when the model's context is full. All workers take one step at a time,
-    so draws depend on the seed alone.
+    so draws depend only on the seed.
 
     Args:
         run: a run with a `LocalEngine`, since a server shares no keys between its calls.
@@ -59,9 +59,9 @@ async def hogwild(
         num_workers: how many workers there are. One is a plain call, without headings, labels and questions.
         layout: what a worker sees before its own text. "combined" shows the finished steps (paragraphs) in the order in
             which they ended, then what the others are writing. "contiguous" shows all that each of the others has
-            written. "interleaved" shows the finished steps alone.
+            written. "interleaved" shows only the finished steps.
         probe_every: tokens after which a worker is asked, at the end of a paragraph, whether somebody else is doing the
-            same already. After twice as many it is asked in the middle of a paragraph. 0 asks nobody.
+            same already. After twice as many it is asked in the middle of a paragraph. 0 never asks.
         answer_tokens: if no worker names a result, the first one must do so, greedily, in at most this many tokens. 0
             leaves the run without an answer.
         names: the workers' names, at least as many as workers. Default: "Alice", "Bob" and so on.
@@ -164,8 +164,8 @@ def _names(names: Sequence[str] | None, num: int) -> tuple[str, ...]:
 class _Workers:
     """Acts as an engine whose calls are the workers of one writing.
 
-    The first call begins the writing for all workers, so it does not matter which calls are under way, and when. It
-    ends when all workers have ended, or when nobody waits any more.
+    The first call begins the writing for all workers, so it does not matter which calls are running, and when. It
+    ends when all workers have ended, or when no call waits any more.
 
     Args:
         name: the name of the engine beneath.
@@ -186,7 +186,7 @@ class _Workers:
         if self._driver is None or self._writing is None:
             self._writing = self._begin(request)
             self._driver = asyncio.ensure_future(self._drive(self._writing))
-        # The driver begins when this waits for it, and then a call is there.
+        # The driver starts when this waits for it, so there is a call then.
         self._open[number] = progress
         try:
             await asyncio.shield(self._driver)
@@ -208,7 +208,7 @@ class _Workers:
 
     async def _drive(self, writing: Writing) -> None:
         loop = asyncio.get_running_loop()
-        # A new thread has its own number of cores; the caller's setting shall hold there, too.
+        # torch's number of threads is per thread; the caller's setting should hold there, too.
         threads = torch.get_num_threads()
         try:
             with ThreadPoolExecutor(1, "hogwild", torch.set_num_threads, (threads,)) as pool:

@@ -35,14 +35,14 @@ class WorkerText:
     """Says what workers do together.
 
     Attributes:
-        prompt: token ids with which all begin.
+        prompt: token ids that all start from.
         names: the workers' names, one for each.
         layout: what each of them sees.
         texts: headings, labels and questions.
         parameters: how each worker's tokens are drawn; `max_tokens` is each worker's own.
         seed: worker w draws from ``derive(seed, "hogwild", w)``.
         probe_every: tokens after which a worker is asked at the end of a paragraph whether its work is redundant, or
-            after twice as many in the middle of one; 0 asks nobody.
+            after twice as many in the middle of one; 0 never asks.
         answer_tokens: how many tokens one worker has to name a result when all have run out; 0 asks for no result.
         ends: tokens that end a worker's text.
         concludes: returns whether a worker's text names the result, and so ends all work. It gets the text and whether
@@ -158,7 +158,7 @@ class Writing:
         self._reads = deque(self._common())
         self.prefill = sum(len(feed.tokens) for feed in self._reads)
         for writer in self.writers:
-            # Alone, a worker goes on right after the prompt: its last token is fed as the worker's own.
+            # A single worker continues right after the prompt, whose last token is fed as the worker's own.
             writer.pending = self._label(writer) if self._together else [work.prompt[-1]]
             writer.inserted = len(writer.pending)
         self._finish = self._ids(fill(work.texts.finish))
@@ -222,7 +222,7 @@ class Writing:
     # --- what is read -------------------------------------------------------------------------------------------------
 
     def _common(self) -> list[Feed]:
-        """Lists what all see: the prompt, then the headings, each of which sees what stands before it."""
+        """Lists what all see: the prompt, then the headings, each of which sees everything before it."""
         table, texts, prompt = self.table, self.work.texts, list(self.work.prompt)
         if not self._together:
             prompt = prompt[:-1]
@@ -257,7 +257,7 @@ class Writing:
         longest = max(sum(block.length for block in view) for view in views)
         new = sum(len(writer.pending) + len(writer.opening or ()) for writer in writers)
         if not self.work.layout.live:
-            # Text that was private until now comes into the others' view.
+            # Text that was private until now becomes visible to the others.
             new += sum(view[-1].length for view, writer in zip(views, writers, strict=True) if writer.opening)
         return longest + new > self.model.context - (0 if self._answering else self._reserve)
 

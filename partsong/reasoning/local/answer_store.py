@@ -16,12 +16,12 @@ _SLOTS = 64
 class AnswerStore:
     """Holds keys and values `[layers, rows, kv_heads, slots, head_dim]`, with rows packed from 0 on.
 
-    Growing copies what is there. It happens seldom, since the room doubles. Writing a token copies nothing else.
+    Growing copies the contents, which is rare, since the size doubles. Writing a token copies nothing else.
 
     Args:
         shape: (layers, kv_heads, head_dim).
         dtype: of keys and values.
-        device: where they lie.
+        device: where they are.
 
     >>> store = AnswerStore((1, 1, 2), torch.float32, torch.device("cpu"))
     >>> store.reserve(3, 70)
@@ -35,7 +35,7 @@ class AnswerStore:
 
     def _room(self, rows: int, slots: int) -> tuple[Tensor, Tensor]:
         layers, heads, width = self._shape
-        # Zeros: slots nobody wrote are read with weight 0, and 0 * nan is nan.
+        # Zeros: unwritten slots are read with weight 0, and 0 * nan is nan.
         both = torch.zeros(2, layers, rows, heads, slots, width, dtype=self._dtype, device=self._device)
         return both[0], both[1]
 
@@ -77,5 +77,5 @@ class AnswerStore:
             store[:, target, :, :length] = store[:, source, :, :length]
 
     def release(self) -> None:
-        """Gives the memory back once there are no rows."""
+        """Frees the memory once there are no rows."""
         self.keys, self.values = self._room(0, _SLOTS)

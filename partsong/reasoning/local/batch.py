@@ -17,8 +17,8 @@ from partsong.reasoning.local.shared_attention import AttentionStep, Branches, C
 __all__ = ["Batch", "BatchOutput", "BatchRow"]
 
 
-#: Every row copies the nodes it reads that have at most this many tokens. A product with few keys costs more than
-#: keeping these keys twice.
+#: Nodes with at most this many tokens are copied into every row that reads them: a product with few keys costs more
+#: than keeping these keys twice.
 _SHORT = 16
 #: The same limit for nodes that no other row reads, such as threads that a text has joined.
 _SHORT_ALONE = 128
@@ -33,7 +33,7 @@ class BatchRow:
         next_token: the token fed in the next step.
         mark: the thought embedding of what it writes.
         tail: tokens fed so far, whose keys are the row's own.
-        own: nodes of its chain whose keys it has copied. These keys stand before those of the tail.
+        own: nodes of its chain whose keys it has copied. These keys precede those of the tail.
         copied: how many tokens these nodes have.
     """
 
@@ -51,7 +51,7 @@ class BatchRow:
 
     @property
     def length(self) -> int:
-        """Counts the keys of its own."""
+        """Counts its own keys."""
         return self.copied + len(self.tail)
 
     @property
@@ -64,14 +64,14 @@ Row = TypeVar("Row", bound=BatchRow)
 
 
 class BatchOutput(NamedTuple):
-    """Holds what a forward gives.
+    """Holds the output of a forward.
 
     Attributes:
         logits: those after each row's token and after its guesses, `[tokens, vocabulary]`, row by row.
         ends: for each chunk the logits `[vocabulary]` after its last token, if its node ends there and a call asks.
         states: for each row those of its token, its guesses and its masks, `[rows fed, layers, hidden size]`; empty if
-            nobody asked.
-        ahead: for each chunk those of its last token and the masks behind it, likewise.
+            not requested.
+        ahead: for each chunk those of its last token and the masks after it, likewise.
     """
 
     logits: Tensor
@@ -91,7 +91,7 @@ class _Feed:
     masks: dict[int, int] = field(default_factory=dict)
 
     def take_draft(self, row: BatchRow, draft: DraftTree) -> None:
-        """Adds a row's token, its guesses, and the masks behind them."""
+        """Adds a row's token, its guesses, and the masks after them."""
         begin, position = len(self.tokens), row.position
         self.keep += range(begin, begin + len(draft.depths))
         self.tokens += (row.next_token, *draft.tokens)
@@ -101,7 +101,7 @@ class _Feed:
         self.marks += [row.mark] * draft.num_rows
 
     def take_chunk(self, node: PrefixNode, count: int, masks: int) -> Chunk:
-        """Adds tokens of a prompt, and masks behind them."""
+        """Adds tokens of a prompt, and masks after them."""
         chunk = Chunk(node, node.done, count, len(self.tokens), masks)
         self.tokens += node.tokens[node.done : node.done + count]
         self.positions += range(node.start + node.done, node.start + node.done + count)
@@ -130,7 +130,7 @@ class Batch(Generic[Row]):
         self._branches: Branches | None = None
 
     def join(self, row: Row) -> None:
-        """Takes a row in, which then uses its leaf."""
+        """Adds a row, which then uses its leaf."""
         row.leaf.users += 1
         self.rows.append(row)
         self._settle(row)
@@ -147,14 +147,14 @@ class Batch(Generic[Row]):
             row.copied += len(node.tokens)
 
     def note_cut(self, first: PrefixNode, second: PrefixNode) -> None:
-        """Takes note that a node was cut in two; the second part is the node that was there before."""
+        """Notes that a node was cut in two; the second part is the original node."""
         for row in self.rows:
             if second in row.own:
                 row.own.add(first)
         self.changed()
 
     def leave(self, row: Row) -> None:
-        """Lets a row go and moves the last one into its place."""
+        """Removes a row and moves the last one into its place."""
         place, last = self.rows.index(row), self.rows.pop()
         if last is not row:
             self.rows[place] = last
@@ -165,7 +165,7 @@ class Batch(Generic[Row]):
             self.store.release()
 
     def changed(self) -> None:
-        """Takes note that the rows, or the nodes above them, are not the same as before."""
+        """Notes that the rows, or the nodes above them, have changed."""
         self._branches = None
 
     def forward(
@@ -182,7 +182,7 @@ class Batch(Generic[Row]):
             chunks: (node, how many tokens to compute); a node comes after those it continues.
             drafts: the guesses and masks of each row; empty if there are none at all.
             layers: whose states are returned, too (see `LocalModel.look`).
-            masks: how many masks stand behind a prompt whose logits a call needs.
+            masks: how many masks follow a prompt whose logits a call needs.
         """
         feed, placed = self._feed(drafts), list[Chunk]()
         written = len(feed.keep)
@@ -227,7 +227,7 @@ class Batch(Generic[Row]):
         return feed
 
     def advance(self, row: Row, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """Makes the tokens that were fed and kept part of a row.
+        """Adds the tokens that were fed and kept to a row.
 
         Args:
             row: the row.

@@ -40,12 +40,12 @@ __all__ = ["LocalEngine", "check_parameters"]
 class LocalEngine:
     """Answers with a causal language model of transformers, in a thread of this process.
 
-    Calls under way share all they can. A prompt, or the beginning that two prompts have in common, is computed once.
+    Running calls share all they can. A prompt, or the beginning that two prompts have in common, is computed once.
     So is an earlier answer that a later prompt continues. Samples of one prompt are forks that read its keys without
     repeating them. Rows join and leave the running batch at any step.
 
-    What is drawn depends on the prompt, the parameters and ``request.seed`` alone. In float64 that held to the last
-    token in all tests. In narrower types the batch changes the last bits of logits, which changes a token only where
+    What is drawn depends only on the prompt, the parameters and ``request.seed``. In float64 that held to the last
+    token in all tests. In narrower types the batch changes the last bits of logits, which changes a token only if
     two candidates are that close.
 
     Args:
@@ -60,16 +60,17 @@ class LocalEngine:
         pack: whether linear layers read packed weights. That is several times faster for few rows on a CPU, but takes
             the memory twice if the model was given loaded. None packs on CPUs in float32, and in bfloat16 where the
             processor has the instructions (AVX-512 or AVX-NE-CONVERT).
-        weights: "int8" or "int4" rounds the weights of linear layers, which makes another model of it: faster for a few
-            rows on a CPU, near the float one, and named so. Products take bfloat16 inputs then. None rounds nothing.
+        weights: "int8" or "int4" rounds the weights of linear layers, which changes the model: faster for a few rows on
+            a CPU, close to the float one, with a name that says so. Products take bfloat16 inputs then. None rounds
+            nothing.
         end_tokens: ids that end an answer. None takes those of the model and its tokenizer. An empty collection lets
             every answer run to its last token.
         thoughts: embeddings that mark the threads of forks (ParaThinker); None ignores marks.
-        speculate: who guesses tokens ahead, which a step then verifies: knobs such as ``Ngram()``, or their text form
-            such as ``"ngram:length=8"``; several guess together. The text stays the same whoever guesses, and comes
-            sooner where guesses are right. `Usage.drafted` and `Usage.rejected` count them.
-        step_costs: number of tokens in a step -> its seconds by those of a step over one token. Guesses are verified as
-            far as they pay by these. Default: measured ones, for large and small models on CPUs and for GPUs.
+        speculate: what guesses tokens ahead, which a step then verifies: knobs such as ``Ngram()``, or their text form
+            such as ``"ngram:length=8"``; several guess together. The text stays the same for any guesses, and comes
+            sooner if they are right. `Usage.drafted` and `Usage.rejected` count them.
+        step_costs: number of tokens in a step -> its time relative to a step over one token. Guesses are verified as
+            far as they pay off by these. Default: measured ones, for large and small models on CPUs and for GPUs.
         name: what journals call the engine. Default: made from the model and the dtype.
 
     Raises:
@@ -173,7 +174,7 @@ class LocalEngine:
             raise
 
     async def close(self) -> None:
-        """Ends the thread; calls under way get an `EngineError`. Closing twice does nothing."""
+        """Ends the thread; running calls get an `EngineError`. Closing twice does nothing."""
         self._worker.close()
         await asyncio.to_thread(self._worker.join)
         self._end()

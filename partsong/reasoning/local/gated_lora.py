@@ -1,4 +1,4 @@
-"""Lets a frozen model look ahead: masks behind a text stand for its next tokens, and only they see trained weights.
+"""Lets a frozen model look ahead: masks after a text stand for its next tokens, and only they see trained weights.
 
 A mask is a row of a forward that has an embedding instead of a token. It sees the text before it and the masks between.
 Low-rank changes of the linear layers act on the rows of masks and on no others. So each token's state stays that of the
@@ -29,7 +29,7 @@ def linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
         UnsupportedError: there are none.
     """
     decoder: Any = model.get_decoder()
-    # Packed layers are no `nn.Linear`, but have its sizes.
+    # Packed layers are not an `nn.Linear`, but have its sizes.
     layers = {name: each for name, each in decoder.named_modules() if hasattr(each, "in_features")}
     if not layers:
         raise UnsupportedError(f"{type(model).__name__} has no linear layers that masks could change")
@@ -43,9 +43,9 @@ class GatedLora(nn.Module):
     it is.
 
     Args:
-        sizes: the linear layers by name, each with the sizes of what goes in and what comes out.
+        sizes: the linear layers by name, each with the sizes of its input and output.
         width: the size of an embedding.
-        num_masks: how many masks may stand behind a token.
+        num_masks: how many masks may follow a token.
         rank: the rank of the changes; 0 for none.
         alpha: how much they count, times the rank.
 
@@ -66,7 +66,7 @@ class GatedLora(nn.Module):
         shapes = {name.replace(".", "/"): size for name, size in sizes.items()} if rank else {}
         self.down = nn.ParameterDict({n: nn.Parameter(torch.randn(rank, a) * a**-0.5) for n, (a, _) in shapes.items()})
         self.up = nn.ParameterDict({n: nn.Parameter(torch.zeros(b, rank)) for n, (_, b) in shapes.items()})
-        #: Which tokens of the forward under way are masks.
+        #: Which tokens of the current forward are masks.
         self.rows: slice | Tensor | None = None
         self._numbers: Tensor | None = None
 
@@ -122,9 +122,9 @@ class GatedLora(nn.Module):
         return handles
 
     def build_into(self, model: PreTrainedModel) -> None:
-        """Puts layers that know the changes in the place of a model's linear layers, for inference.
+        """Replaces a model's linear layers by layers with the changes, for inference.
 
-        They are faster than hooks, of which a step of a small model notices each. The model must be nobody else's.
+        They are faster than hooks, whose cost shows in a small model's steps. The model must not be shared.
 
         Raises:
             UnsupportedError: as in `attach`.
@@ -184,10 +184,10 @@ class GatedLinear(nn.Module):
         super().__init__()
         key = name.replace(".", "/")
         self.inner = inner
-        # Called without looking for hooks, of which it has none: a step of a small model notices that, too.
+        # Called without looking for hooks, of which it has none; that cost also shows in a small model.
         self._multiply = inner.forward
         self.in_features, self.out_features = lora.sizes[name]
-        # Attributes, no modules and parameters: the model shall not own what belongs to the head.
+        # Plain attributes, not modules or parameters: the model must not own the head's parts.
         self._of = (lora, lora.down[key].detach().T, lora.up[key].detach().T * (lora.alpha / lora.rank))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class LoadedModel(NamedTuple):
         name: what journals call it.
         module: the model, in eval mode.
         tokenizer: the model's own.
-        owned: whether nobody else holds the module.
+        owned: whether the module is not shared.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Holds a head that guesses several tokens ahead of a frozen model: masks that it looks ahead from, and a sampler.
+"""Holds a head that guesses several tokens ahead of a frozen model: masks that look ahead, and a sampler.
 
-The masks' states say what may stand at the next places, whatever stands before. The sampler goes over them from left to
-right, and knows each time which token was drawn last (multi-token prediction, arXiv 2507.11851, sections 3.1 and 3.3).
+The masks' states predict the next positions independently. The sampler goes over them from left to right, and knows
+each time which token was drawn last (multi-token prediction, arXiv 2507.11851, sections 3.1 and 3.3).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HeadSettings:
     """Describes a head and the model it was trained for.
 
     Attributes:
-        num_masks: how many masks may stand behind a token.
+        num_masks: how many masks may follow a token.
         rank: the rank of the changes that masks see.
         alpha: how much these count, times the rank.
         hidden_size: the size of the model's states.
@@ -62,7 +62,7 @@ def embed(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 
 def read(model: PreTrainedModel, states: Tensor) -> Tensor:
-    """Computes the logits that a model's own head makes of states."""
+    """Computes the logits of states with the model's own head."""
     head: Any = model.get_output_embeddings()
     scale: float = getattr(model.config, "logits_scaling", 1.0)
     return head(states) if scale == 1.0 else head(states) / scale
@@ -79,9 +79,9 @@ def digest_of(vocabulary: Mapping[str, int]) -> str:
 
 
 class SamplerHead(nn.Module):
-    """Says what follows a token, from the state of the mask that stands in its place and its embedding.
+    """Predicts what follows a token, from its embedding and the state of the mask at its position.
 
-    Two layers change the mask's state: at first not at all. What comes out is read by the model's own head.
+    Two layers change the mask's state, initially not at all. The model's own head reads the result.
 
     Args:
         width: the size of states and embeddings.
@@ -113,7 +113,7 @@ class SamplerHead(nn.Module):
         return F.linear(states, self.first.weight[:, : states.shape[-1]], self.first.bias)
 
     def step(self, states: Tensor, prepared: Tensor, before: Tensor) -> Tensor:
-        """Goes on from what `prepare` has computed; arguments and result as in `forward`."""
+        """Continues from the result of `prepare`; arguments and result as in `forward`."""
         inside = prepared + F.linear(before, self.first.weight[:, states.shape[-1] :])
         inside = _normed(F.silu(inside), self.first_norm)
         inside = F.linear(inside, self.second.weight, self.second.bias)
@@ -128,8 +128,8 @@ class MaskHead(nn.Module):
     """Joins the masks of a head and its sampler.
 
     Attributes:
-        settings: what it is like, and for which model.
-        masks: the masks, with what they see other than tokens do.
+        settings: its sizes, and the model it is for.
+        masks: the masks, with the changes that only they see.
         sampler: the sampler.
 
     Args:

@@ -45,7 +45,7 @@ class LocalModel:
         module: a causal language model of `FAMILIES`, in eval mode.
         pack: whether linear layers get a packed copy of their weights (once more the memory, unless `owned`); None
             does so where it is known to be faster, on CPUs.
-        owned: whether nobody else uses the module, so that weights can be dropped once they are packed.
+        owned: whether the module is not shared, so that weights can be dropped once they are packed.
         thoughts: embeddings of marks; None ignores marks, as embeddings of zero would.
         weights: rounds the weights of linear layers to "int8" or "int4", which makes another model of it.
 
@@ -83,7 +83,7 @@ class LocalModel:
         self._masks: GatedLora | None = None
         #: How many forwards it has computed.
         self.forwards = 0
-        # What `look` asks for, and what the forward under way has for it.
+        # The request of `look`, and the results of the current forward for it.
         self._watched, self._layers = False, tuple[int, ...]()
         self._states: Tensor | None = None
         self.quantized = 0 if weights is None else quantize_linears(self._module, weights)
@@ -172,13 +172,13 @@ class LocalModel:
         """Computes what `forward` does, lets masks take part, and returns states as well.
 
         Args:
-            tokens: as there; those of masks do not matter.
+            tokens: as there; ids of masks do not matter.
             positions: as there.
             keep: as there.
             step: as there.
             marks: as there.
             masks: which of the tokens are masks, each with its number (see `GatedLora`).
-            layers: whose states are returned: 0 is the embedding, -1 what the head reads.
+            layers: whose states are returned: 0 is the embedding, -1 the input of the head.
 
         Returns:
             Logits `[len(keep), vocabulary]`, and states of all tokens `[tokens, layers, hidden size]`.
@@ -209,7 +209,7 @@ class LocalModel:
         return F.embedding(torch.tensor(tokens, device=self.device), self._embedding)
 
     def read(self, states: Tensor) -> Tensor:
-        """Computes the logits that the head makes of states, `[..., hidden size]` to `[..., vocabulary]`."""
+        """Computes logits from states with the head, `[..., hidden size]` to `[..., vocabulary]`."""
         logits = self._head(states)
         return logits if self._scale == 1.0 else logits / self._scale
 
@@ -223,7 +223,7 @@ class LocalModel:
         masks: Mapping[int, int],
         layers: tuple[int, ...],
     ) -> tuple[Tensor, Tensor | None]:
-        # Places beside the tokens, so that there are enough rows; nobody reads what comes of them.
+        # Padding, so that there are enough rows; its results are never read.
         spare = max(0, self._least_rows - len(tokens))
         known = [list(numbers) + [0] * spare for numbers in (tokens, positions)]
         last = [len(tokens) + spare - 1] * max(0, self._least_rows - len(keep))
@@ -314,6 +314,6 @@ def _check(module: object) -> None:
     if module.get_output_embeddings() is None:
         raise UnsupportedError(f"{type(module).__name__} has no language-model head")
     if module.training:
-        raise ArgumentError(f"{type(module).__name__} is in training mode, where dropout is at work: call .eval()")
+        raise ArgumentError(f"{type(module).__name__} is in training mode, where dropout is active: call .eval()")
     if (why := why_keys_cannot_be_kept(config)) is not None:
         raise UnsupportedError(why)

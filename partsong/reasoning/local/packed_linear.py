@@ -3,7 +3,7 @@
 A decoding step multiplies a handful of rows by every weight of the model. The plain product repacks the weight in
 every call or reads it in an order that does not suit so few rows; packed once, it is read at the speed of the memory.
 A row's result does not depend on how many rows are with it, as long as there are two at least; the plain product does
-not give that in float32. A row alone comes out the same, too, with AVX2. With AVX-512 its last bits differ where a
+not give that in float32. A single row gives the same result, too, with AVX2. With AVX-512 its last bits differ where a
 layer reads more than about a thousand inputs in float32 (`least_rows` are never fewer there), and without AVX nearly
 everywhere.
 """
@@ -49,8 +49,8 @@ def can_pack(weight: Tensor) -> tuple[bool, str]:
 def _refusal(dtype: torch.dtype) -> str | None:
     """Says why this processor cannot pack a dtype, None if it can; the operators are tried once per process.
 
-    Only a try tells: which instructions bfloat16 needs differs between versions of oneDNN, and ONEDNN_MAX_CPU_ISA and
-    its like take instructions away that the processor has.
+    Only a trial shows it: the instructions that bfloat16 needs differ between versions of oneDNN, and
+    ONEDNN_MAX_CPU_ISA and its like take instructions away that the processor has.
     """
     operators = _operators()
     if not torch.backends.mkldnn.is_available() or operators is None:
@@ -100,7 +100,7 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(module: nn.Module) -> int:
-    """Puts packed layers in the place of all `nn.Linear` of a module, in place.
+    """Replaces all `nn.Linear` of a module by packed layers, in place.
 
     Subclasses of `nn.Linear` do something of their own and stay, and so do layers somebody has hooked.
 

@@ -23,12 +23,12 @@ class PrefixNode:
         values: of the same shape.
         done: how many tokens have their keys computed.
         logits: the logits `[vocabulary]` after the last token, if a call needed them.
-        ahead: states of the last token and of masks behind it, if drafters look ahead (see `BatchOutput`).
+        ahead: states of the last token and of masks after it, if drafters look ahead (see `BatchOutput`).
         needs_logits: whether a call waits for the logits.
         users: how many rows and waiting calls use it; without users it may be dropped.
         used: the time of the last use, by the tree's clock.
         mark: thought embedding of the tokens; 0 for no embedding.
-        joined: the last nodes of the threads that come together here, all below the parent; empty elsewhere.
+        joined: the last nodes of the threads that are joined here, all below the parent; empty elsewhere.
     """
 
     __slots__ = (

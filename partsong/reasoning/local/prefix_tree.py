@@ -2,10 +2,10 @@
 
 A node owns the keys of a run of tokens; the nodes from the root to it spell a sequence. A node is cut in two where
 sequences part, which makes two views of its memory and copies nothing. It is like the radix tree of SGLang (Zheng et
-al., arXiv 2312.07104, section 3), with two differences. Branches that are still being written keep their own keys apart
-until they end. And threads can join, in a node without tokens whose sequence is the text before the threads, then all
-of them, which copies nothing either. The text after a join has positions after the longest thread (Multiverse, arXiv
-2506.09991; ParaThinker, arXiv 2509.04475).
+al., arXiv 2312.07104, section 3), with two differences. Branches that are still being written keep their own keys
+separately until they end. And threads can join, in a node without tokens whose sequence is the text before the threads,
+then all of them, which copies nothing either. The text after a join has positions after the longest thread (Multiverse,
+arXiv 2506.09991; ParaThinker, arXiv 2509.04475).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PrefixTree:
 
     Args:
         allocate: makes room for new tokens.
-        limit: how many tokens are kept at most once nobody uses them.
+        limit: most unused tokens that are kept.
         on_cut: called with the two parts of a node that was cut. The second part is the node itself.
 
     >>> import torch
@@ -112,7 +112,7 @@ class PrefixTree:
         return first
 
     def drop(self, node: PrefixNode) -> None:
-        """Takes a node that nobody uses out of the tree."""
+        """Removes an unused node from the tree."""
         assert not node.users and not node.children and node.parent is not None
         node.parent.children.remove(node)
         for thread in node.joined:

@@ -41,7 +41,7 @@ def prompt_of(tokenizer: Any, messages: Sequence[Message]) -> Prompt:
     A last message by the assistant may have forks, or pieces with the tokens they were drawn with. It then follows the
     beginning of an answer as the model's template writes it, and keeps those tokens. For other chats see `prompt_ids`.
 
-    A text that ends in a fork of one thread goes on inside that thread. Forks of other messages are read as text.
+    A text that ends in a fork of one thread continues inside that thread. Forks of other messages are read as text.
 
     Args:
         tokenizer: a transformers tokenizer.

@@ -3,7 +3,7 @@
 The model is then another one, near the model of floating weights. A weight is rounded to steps of a scale: with int8
 one scale for each output, with int4 a scale and an offset for each 32 inputs of an output. The inputs of a layer are
 rounded to bfloat16, for which torch has fast products of this kind; the rest of the model keeps its dtype. A row's
-result does not depend on the rows beside it.
+result does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_linears(module: nn.Module, weights: Weights) -> int:
-    """Puts rounded layers in the place of all `nn.Linear` of a module, in place.
+    """Replaces all `nn.Linear` of a module by rounded layers, in place.
 
     Subclasses of `nn.Linear` do something of their own and stay, and so do layers that somebody has hooked and, with
-    int4, layers whose sizes are no multiples of a group.
+    int4, layers whose sizes are not multiples of a group.
 
     Returns:
         How many were rounded.

@@ -1,4 +1,4 @@
-"""Decides who is in the batch: calls come in, share what they can, draw their tokens and leave."""
+"""Decides which calls are in the batch: they join, share what they can, draw their tokens and leave."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SchedulerReport(NamedTuple):
         ticket: the call.
         text: the new text.
         tokens: how many tokens are drawn so far.
-        confidence: that of the token drawn in this turn, if asked for.
+        confidence: that of the token drawn in this turn, if requested.
         ended: whether the engine is done with the call.
         completion: the result of a call that ended by itself; None for one that was cancelled.
     """
@@ -102,7 +102,7 @@ class Scheduler:
         return [*self.waiting, *(ticket for ticket, _ in self._held), *(row.ticket for row in self.batch.rows)]
 
     def turn(self) -> list[SchedulerReport]:
-        """Lets cancelled calls go and new ones in, computes one step, and draws a token for every row."""
+        """Removes cancelled calls, admits new ones, computes one step, and draws a token for every row."""
         news = self._let_go()
         self._let_in()
         chunks = self._plan()
@@ -123,7 +123,7 @@ class Scheduler:
         return news + drawn
 
     def _note(self, chunks: Sequence[tuple[PrefixNode, int]], output: BatchOutput) -> None:
-        """Takes note of what was computed of prompts."""
+        """Notes which parts of prompts were computed."""
         for place, ((node, count), end) in enumerate(zip(chunks, output.ends, strict=True)):
             node.done += count
             if end is not None:
@@ -133,7 +133,7 @@ class Scheduler:
     # --- coming and going ---------------------------------------------------------------------------------------------
 
     def _let_go(self) -> list[SchedulerReport]:
-        """Ends the calls that nobody waits for any more."""
+        """Ends the cancelled calls."""
         gone = [ticket for ticket in self.tickets if ticket.cancelled]
         if not gone:
             return []
@@ -155,7 +155,7 @@ class Scheduler:
         self.batch.leave(row)
 
     def _forget(self, node: PrefixNode | None) -> None:
-        """Drops prompts that nobody waits for and that are not computed yet."""
+        """Drops prompts without waiting calls that are not computed yet."""
         while node is not None and node.parent is not None:
             if node.users or node.children or (node.complete and not node.joined):
                 return
@@ -164,7 +164,7 @@ class Scheduler:
             parent, threads = node.parent, node.joined
             self.tree.drop(node)
             for thread in threads:
-                # The walk up from there may come to the parent first.
+                # The walk up from there may reach the parent first.
                 self._forget(thread)
             node = parent
 
@@ -251,7 +251,7 @@ class Scheduler:
             # Drafters learn from last steps, too: they are those whose guesses are right most often.
             self.speculator.observe(row, row.ticket.draw, tree, match, seen)
             begin = here.stop
-        # A row that leaves gives its place to another: only now do all of them hold what they drew.
+        # A row that leaves gives its place to another: only now do all of them hold their draws.
         for row in ended:
             self._keep(row)
             self._leave(row)
@@ -262,7 +262,7 @@ class Scheduler:
         return news
 
     def _go_on(self, row: _CallRow, tree: DraftTree, match: Match, logits: Tensor, news: list[SchedulerReport]) -> bool:
-        """Takes what a row has drawn, up to a token that ends its answer; returns whether there was one."""
+        """Appends a row's draws, up to a token that ends its answer; returns whether there was one."""
         taken, ended, ticket = 0, False, row.ticket
         ticket.drafted += len(tree)
         ticket.rejected += len(tree)

@@ -32,7 +32,7 @@ class Chunk:
         first: the first of them, within the node.
         count: how many there are.
         place: the place of the first one among the step's tokens.
-        masks: how many masks stand behind the last of them; they come next among the step's tokens.
+        masks: how many masks follow the last of them; they come next among the step's tokens.
     """
 
     node: PrefixNode
@@ -89,7 +89,7 @@ class AttentionStep:
     """Computes the attention of one forward: of one or several tokens of every row, then of chunks of prompts.
 
     Args:
-        store: the keys of what the rows have written.
+        store: the keys of the rows' own tokens.
         lengths: how many tokens each row has there, without those of this step.
         branches: what else the rows read.
         chunks: the chunks of prompts.
@@ -115,7 +115,7 @@ class AttentionStep:
             torch.arange(self.num_rows, device=device),
         )
         self._hidden: Tensor | None = None
-        #: Where each token stands among `_most` tokens of every row; None if they all have as many.
+        #: Index of each token among `_most` tokens of every row; None if all rows have as many.
         self._padded: Tensor | None = None
         if self._most == 1:
             self._slots, self._rows = slots, rows
@@ -211,7 +211,7 @@ class AttentionStep:
 def _hidden_of(lengths: Sequence[int], parents: Sequence[Sequence[int]], most: int, longest: int) -> Tensor:
     """Says which slots each token does not see, `[rows, 1, tokens, slots]`: all but those before, and its ancestors.
 
-    Places beside the draft of a row that has a shorter one see what node 0 sees; nobody reads what comes of them.
+    Padding of a shorter draft sees what node 0 sees; its results are never read.
     """
     hidden = np.ones((len(lengths), most, longest), bool)
     for row, (length, draft) in enumerate(zip(lengths, parents, strict=True)):
@@ -242,11 +242,11 @@ def _span(first: int, count: int) -> slice:
 
 
 def _chunk_attends(layer: int, here: Sequence[Tensor], chunk: Chunk, scale: float) -> Tensor:
-    """Lets tokens of a prompt and the masks behind them attend to all before; `[tokens and masks, heads, head_dim]`.
+    """Lets tokens of a prompt and the masks after them attend to all before; `[tokens and masks, heads, head_dim]`.
 
     Args:
         layer: the number of the layer.
-        here: query, key and value of the tokens and masks. Nobody keeps those of masks, which no token sees.
+        here: query, key and value of the tokens and masks. Those of masks, which no token sees, are not kept.
         chunk: where they stand.
         scale: factor on the scores.
     """

@@ -63,7 +63,7 @@ class AnswerText:
         whole = self._decode(self._ids)
         end = _first(whole, self._stops)
         if end is None and self.stopped:
-            # Decoded together, the tokens read differently (some tokenizers move spaces): the text as it came counts.
+            # Decoded together, the tokens may differ (some tokenizers move spaces); then the text as streamed counts.
             whole, end = self._text, _first(self._text, self._stops)
         return whole if end is None else whole[:end]
 
@@ -71,7 +71,7 @@ class AnswerText:
     def tokens(self) -> tuple[int, ...]:
         """Returns the ids of the answer's text: those that were pushed, up to its end.
 
-        If the answer ends inside a token, the rest of its text is encoded anew.
+        If the answer ends inside a token, its last part is encoded again.
         """
         text, count = self.final(), len(self._ids)
         while count and not text.startswith(self._decode(self._ids[:count])):

@@ -18,7 +18,7 @@ __all__ = ["Ticket"]
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """Describes one request under way.
+    """Describes one running request.
 
     Attributes:
         prompt: what it reads.
@@ -31,7 +31,7 @@ class Ticket:
         future: takes the completion.
         left: set once the engine is done with it.
         progress: called with new text.
-        cancelled: whether nobody waits any more.
+        cancelled: whether the caller no longer waits.
         cached: how many tokens of the prompt had their keys.
         answer: the tokens drawn.
         logprobs: their log-probabilities.

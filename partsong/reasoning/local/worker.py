@@ -31,7 +31,7 @@ class Worker:
         self._closing = False
         # Calls whose end has not been reported: if the model fails, they all end.
         self._live: set[Ticket] = set()
-        # A new thread has its own number of cores; the caller's setting shall hold here, too.
+        # torch's number of threads is per thread; the caller's setting should hold here, too.
         self._threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -55,7 +55,7 @@ class Worker:
             self._wake.notify()
 
     def close(self) -> None:
-        """Ends the thread after the step it is in; calls under way get an `EngineError`."""
+        """Ends the thread after the step it is in; running calls get an `EngineError`."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -123,6 +123,6 @@ def _in_loop(loop: asyncio.AbstractEventLoop, function: object, argument: object
     try:
         loop.call_soon_threadsafe(function, argument)
     except RuntimeError:
-        # The loop is closed, so nobody waits there.
+        # The loop is closed, so no caller waits there.
         if not loop.is_closed():
             raise

@@ -1,1 +1,1 @@
-"""Runs parallel streams of one model, whose outputs are weighed and summed: ParScale."""
+"""Runs parallel streams of one model, whose outputs are weighted and summed: ParScale."""

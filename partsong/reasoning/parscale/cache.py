@@ -32,7 +32,7 @@ class PrefixLayer(DynamicLayer):
         super().__init__()
         self._prefix = (key, value)
         self.num_streams, self.prefix_length = key.shape[0], key.shape[2]
-        #: Streams times batch in the call under way; the hook of the attached model sets it.
+        #: Streams times batch in the current call; the hook of the attached model sets it.
         self.rows: int | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -124,7 +124,7 @@ class ParScaleCache(Cache):
         super().__init__(layers=layers)  # type: ignore[arg-type]
         self.num_streams: int = keys[0].shape[0] if keys else 1
         self.prefix_length: int = keys[0].shape[2] if keys else 0
-        #: The first prefix, by which a model knows its own caches.
+        #: The first prefix, by which a model recognises its own caches.
         self.source: Tensor | None = keys[0] if keys else None
         #: Whether it serves a single call, whose caller asked for no cache.
         self.passing = False
@@ -134,7 +134,7 @@ class ParScaleCache(Cache):
         return self.prefix_length + self.get_seq_length(layer_idx)
 
     def expect(self, rows: int) -> None:
-        """Sets the number of rows, streams times batch, of the call under way."""
+        """Sets the number of rows, streams times batch, of the current call."""
         for layer in self.layers:
             if isinstance(layer, PrefixLayer):
                 layer.rows = rows

@@ -1,4 +1,4 @@
-"""Computes what streams cost, and what the same quality costs in parameters, by the scaling law and a roofline.
+"""Computes the cost of streams, and of the same quality in parameters, by the scaling law and a roofline.
 
 The law is that of Chen et al., arXiv 2505.10475: P streams of a model of N parameters, without embeddings, reach the
 loss of a model of N (k ln P + 1) parameters. Both sides are then priced alike. Memory is weights, keys and values. Time

@@ -1,4 +1,4 @@
-"""Holds what ParScale learns: prefixes of keys and values for every stream, and the network that weighs the streams."""
+"""Holds ParScale's learned weights: each stream's prefix of keys and values, and the network that weights streams."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ class StreamWeights(nn.Module):
         """Makes streams that begin as prompts: each first writes what the model writes after its prompt.
 
         That holds exactly if `prefix_length` is not given: the keys are those of a text at the positions before 0.
-        Training goes on from there. Prefixes do better from the activations of words than from noise (Li & Liang, arXiv
-        2101.00190), and streams need not come apart by themselves.
+        Training continues from there. Prefixes learn better from the activations of words than from noise (Li & Liang,
+        arXiv 2101.00190), and streams start out different.
 
         Args:
             model: a model of `FAMILIES`, without ParScale attached.

@@ -1,4 +1,4 @@
-"""Asks servers that speak the OpenAI API. Importing this loads no client; making a call does."""
+"""Asks servers with the OpenAI API. Importing this loads no client; making a call does."""
 
 from partsong.reasoning.remote.engine import OpenAIEngine, Traffic
 from partsong.reasoning.remote.errors import (

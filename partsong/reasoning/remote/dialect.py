@@ -1,4 +1,4 @@
-"""Writes requests as a server understands the API, and learns once what the server refuses."""
+"""Writes requests in a server's dialect of the API, and learns once what the server refuses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def joined(messages: Sequence[Message]) -> str:
 
 @dataclass(slots=True)
 class Dialect:
-    """Writes requests, and learns from refusals; for what is not described here see `OpenAIEngine`.
+    """Writes requests, and learns from refusals; all else is described in `OpenAIEngine`.
 
     Attributes:
         limit: name of the limit of tokens that the server takes.
@@ -118,7 +118,7 @@ class Dialect:
         return chat | _CONTINUE
 
     def learn(self, body: Mapping[str, Any], words: str) -> bool:
-        """Learns from the words of a refusal; returns whether the request is worth sending again in another form.
+        """Learns from the text of a refusal; returns whether to send the request again in another form.
 
         Raises:
             UnsupportedError: the server cannot continue the last message of a chat.

@@ -1,4 +1,4 @@
-"""Asks any server that speaks the OpenAI API, as an engine."""
+"""Uses any server with the OpenAI API as an engine."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _Reporter:
             self._progress(part.text, self.lost + part.tokens, part.confidence)
 
     def restart(self, tokens: int) -> None:
-        """Notes that an attempt failed after some tokens, and says that what was reported of it is void."""
+        """Notes that an attempt failed after some tokens, and reports its text as void."""
         self.lost += tokens
         if self._has_reported and self._progress is not None:
             self._progress("", self.lost, restart=True)
@@ -95,12 +95,12 @@ class OpenAIEngine:
         api_key: the key. None takes the environment's ``OPENAI_API_KEY``; an empty text sends no key. It is written
             nowhere.
         endpoint: "chat", or "completions" for models that continue a text.
-        name: name in journals. None makes it from endpoint, model, and what changes answers. The address is no part of
-            it, so a run goes on when the server has moved.
+        name: name in journals. None makes it from endpoint, model, and settings that change answers. The address is
+            not part of it, so a run can continue when the server has moved.
         extra: further fields of every request, such as ``{"top_k": 0, "min_p": 0.0}`` for servers that cut the
             distribution by themselves.
         template: makes one text from messages, for "completions".
-        think_tags: tags around hidden reasoning in the text, which is kept apart; None takes the text as it is.
+        think_tags: tags around hidden reasoning in the text, which is separated; None takes the text as it is.
         stream: whether answers come piece by piece. Without that there is no progress, and a cancelled call may go on
             at the server.
         connections: most requests at the same time; further calls wait their turn here, without a time limit.
@@ -156,7 +156,7 @@ class OpenAIEngine:
     async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
         """Answers one request; see `Engine`.
 
-        Cancelling closes the stream, which shows the server that nobody reads on. Failed attempts are repeated as
+        Cancelling closes the stream, which shows the server that the reader is gone. Failed attempts are repeated as
         `patience` allows.
 
         Raises:
@@ -313,7 +313,7 @@ class OpenAIEngine:
                 keepalive_expiry=_IDLE_SECONDS,
             ),
             timeout=httpx2.Timeout(None, connect=self.patience.connect),
-            # A proxy from the environment is of no use on the way to this machine.
+            # A proxy from the environment is not used for this machine.
             trust_env=not is_loopback(host),
         )
         self._loop_client: AsyncOpenAI = openai.AsyncOpenAI(
@@ -331,7 +331,7 @@ class OpenAIEngine:
 
 
 def _start(page: str) -> str:
-    """Returns the first words of a page, such as those of a form to log in, without its tags."""
+    """Returns the first words of a page, such as a login form, without its tags."""
     return " ".join(re.sub(r"<[^>]*>", " ", page).split())[:200]
 
 

@@ -1,4 +1,4 @@
-"""Names what can go wrong between here and a server, and says whether trying again may help and what was lost."""
+"""Defines the errors of asking a server, with whether a retry may help and what was lost."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class StalledError(_PassingError):
 
 
 class GarbledError(_PassingError):
-    """Says that what came back makes no sense: no JSON, no event, no choice, or more choices than were asked for."""
+    """Says that a reply makes no sense: no JSON, no event, no choice, or more choices than requested."""
 
 
 class ServerFailedError(_PassingError):
@@ -90,7 +90,7 @@ class KeyRefusedError(RemoteError):
 
 
 class ModelNotServedError(RemoteError):
-    """Says that the server does not know the model, or that the address is not that of an API (HTTP 404)."""
+    """Says that the server does not know the model, or that there is no API at the address (HTTP 404)."""
 
 
 class RequestRefusedError(RemoteError):

@@ -1,4 +1,4 @@
-"""Turns what the client of an API raises into errors with a name, a reason and something to do about it."""
+"""Turns exceptions of an API's client into errors with a name, a reason and advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts an answer together from what a server sends, piece by piece or at once."""
+"""Assembles an answer from a server's reply, piece by piece or at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BROKEN = {"error", "abort", "cancelled"}
 
 
 def estimated_tokens(text: str) -> int:
-    """Estimates the tokens of a text that were not counted: one for every four bytes.
+    """Estimates the uncounted tokens of a text: one for every four bytes.
 
     >>> estimated_tokens("twelve bytes"), estimated_tokens("")
     (3, 0)
@@ -56,7 +56,7 @@ class ReplyPart:
 
 
 class Reply:
-    """Collects what came back so far; `tokens` is an estimate until the server reports its count."""
+    """Collects the reply so far; `tokens` is an estimate until the server reports its count."""
 
     def __init__(self, request: Request, think_tags: tuple[str, str] | None = None) -> None:
         self.request, self.think_tags = request, think_tags
@@ -162,7 +162,7 @@ class Reply:
         if prompt is None or completion is None or (self.tokens and not completion):
             chat = sum(estimated_tokens(message.text) + 4 for message in self.request.messages)
             whole = estimated_tokens("".join((*self._texts, *self._thoughts)))
-            # The number of events counts the tokens only where a server sends each token by itself.
+            # The number of events equals that of tokens only where a server sends each token separately.
             return Usage(prompt=chat, completion=max(self.tokens, whole if not self._drawn else 0), reported=False), 0
         cached = _count(_inner(reported, "prompt_tokens_details").get("cached_tokens")) or 0
         reasoning = _count(_inner(reported, "completion_tokens_details").get("reasoning_tokens")) or 0

@@ -29,7 +29,7 @@ _LLAMA = Path(__file__).with_name("llama_child.py")
 _HOST = "127.0.0.1"
 #: Lines of a server's output in an error, and bytes at its end in which they are looked for.
 _LINES, _TAIL = 12, 8192
-#: Seconds a server has to end by itself.
+#: Seconds a server gets to end by itself.
 _GRACE = 5.0
 #: Ports that are tried, because another process may take a free port before the server does.
 _PORTS = 3
@@ -37,12 +37,12 @@ _TAKEN = ("address already in use", "couldn't bind", "could not bind")
 
 
 class ServerError(EngineError):
-    """Says that a server did not come up, or ended by itself; the message has its last words."""
+    """Says that a server did not start, or ended by itself; the message has its last output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Says how a server is started, and how it is asked.
+    """Says how to start a server, and how to ask it.
 
     Attributes:
         command: makes the command line from a port.
@@ -75,7 +75,7 @@ class LocalServer:
 
     Raises:
         ArgumentError: `seconds` is not positive.
-        ServerError: it did not come up; the message has the last lines it wrote.
+        ServerError: it did not start; the message has the last lines it wrote.
 
     >>> with LocalServer(recipe) as server:  # doctest: +SKIP
     ...     asyncio.run(server.engine().generate(request))
@@ -119,7 +119,7 @@ class LocalServer:
         until = time.monotonic() + self.seconds
         try:
             while not self._answers(port):
-                # Waiting for the process instead of sleeping notices at once when it ends.
+                # Waiting for the process instead of sleeping shows its end at once.
                 with suppress(subprocess.TimeoutExpired):
                     raise self._error(f"ended with status {self._process.wait(0.05)}")
                 if time.monotonic() > until:

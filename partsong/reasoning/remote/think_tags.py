@@ -1,4 +1,4 @@
-"""Separates an answer from hidden reasoning that stands between tags in its own text."""
+"""Separates an answer from hidden reasoning between tags in its own text."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ class Patience(Knobs):
     """Holds timeouts in seconds, and a number of retries.
 
     Attributes:
-        connect: longest time until a connection stands.
+        connect: longest time until there is a connection.
         first: longest time from sending until the first piece of an answer; a server that queues calls answers late.
         stall: longest time between two pieces of an answer.
         total: longest time of a call with all its attempts and pauses.
         retries: most times a failed call is sent again.
         backoff: length of the first pause. Each further pause is twice as long, up to `longest`. Up to as much again is
-            added at random, so that calls that failed together do not come back together. A pause the server asks for
+            added at random, so that calls that failed together are not retried together. A pause the server asks for
             (``Retry-After``) counts instead, as long as `total` has room for it.
         longest: longest pause, before the random part.
 
@@ -42,7 +42,7 @@ class Patience(Knobs):
 
         Args:
             attempt: number of the attempt; the first is 1.
-            asked: the pause that the server asked for; None where it did not ask.
+            asked: the pause that the server requested, or None.
             draw: spreads calls that failed together.
 
         >>> Patience(backoff=1.0).pause(1, 30.0, random.Random(0)) > 30.0

@@ -1,4 +1,4 @@
-"""Holds the ways to think with many calls. Each is one async function over a `Run`."""
+"""Holds the thinking methods with many calls. Each is one async function over a `Run`."""
 
 from partsong.reasoning.strategies.adaptive_consistency import adaptive_consistency
 from partsong.reasoning.strategies.beam_search import beam_search

@@ -27,7 +27,7 @@ async def adaptive_consistency(
     width: Count = 1,
     parameters: Parameters | None = None,
 ) -> Answer:
-    """Draws one sample after the other until the two most frequent answers are far enough apart.
+    """Draws one sample after the other until the most frequent answer leads by enough.
 
     It stops when, under a flat prior, the leader is more likely than the runner-up with a probability of at least
     `confidence`, which has a closed form in the two counts. It also stops when no missing vote can change the winner.

@@ -47,7 +47,7 @@ async def beam_search(
         step_tokens: most tokens of a step.
         aggregate: how the scores of its steps become the score of a text: "last", "min", or "prod" for their product.
         selection: "best" takes the text with the highest score; "weighted" lets all kept texts vote by score.
-        distinct: whether texts that read alike are kept once. The paper keeps all, and they crowd others out.
+        distinct: whether identical texts are kept once. The paper keeps all, and they crowd others out.
         scorer: takes (question, trace) and returns the chance, from 0 to 1, that the text is on the right way. None
             takes the confidence of the newest step, see `Stepper`.
         finished: returns whether a text has ended.

@@ -1,4 +1,4 @@
-"""Best of n draws many samples of one prompt and takes the one a scorer likes best."""
+"""Best of n draws many samples of one prompt and takes the one with the best score."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def best_of_n(
         selection: "best" takes the sample with the highest score. "borda" gives the sample of rank r, counted from 1,
             of N samples a vote of (N - r + 1)^power.
         power: exponent of "borda". 0 is the plain majority; the larger it is, the more only the best samples count.
-        alternatives: alternatives asked for at each token, for self-certainty.
+        alternatives: alternatives requested at each token, for self-certainty.
         parameters: how samples are drawn.
 
     Returns:

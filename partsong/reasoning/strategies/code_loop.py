@@ -17,7 +17,7 @@ __all__ = ["CodeLoop", "CodePrompts", "run_test"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodePrompts(Prompts):
-    """Holds what edit loops say: ask for a program, a test, a repair, a test that tells programs apart, a choice."""
+    """Holds the prompts of edit loops: for a program, a test, a repair, a distinguishing test, a choice."""
 
     code: str = (
         "Write a Python program for the task below, complete in one fenced code block. It is to define what the task "
@@ -80,7 +80,7 @@ class CodeLoop:
     last: tuple[str, ...] = field(default=())
 
     async def follow(self) -> bool:
-        """Goes on until the test passes or all runs are used; returns whether the test passes.
+        """Continues until the test passes or all runs are used; returns whether the test passes.
 
         Raises:
             BudgetError: the budget is spent; the newest program and test are kept.

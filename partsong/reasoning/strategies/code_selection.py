@@ -1,4 +1,4 @@
-"""Chooses among programs: runs all tests on all of them, writes a few more to tell the best apart, asks the model."""
+"""Chooses among programs: runs all tests on all of them, writes a few more to distinguish the best, asks the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["select"]
 async def select(loops: Sequence[CodeLoop], finalists: int, duels: int, *, spent: bool) -> Answer:
     """Returns the program that the tests and the model prefer; for the numbers see `edit_test_select`.
 
-    If the budget is `spent`, the tests alone decide.
+    If the budget is `spent`, only the tests decide.
     """
     run, extract = loops[0].run, loops[0].extract
     programs = list({loop.code.text: loop.code for loop in reversed(loops) if loop.code is not None}.values())[::-1]
@@ -38,7 +38,7 @@ async def select(loops: Sequence[CodeLoop], finalists: int, duels: int, *, spent
         else:
             place, name = choice
             chosen, names = best[place], [best[place].source, name]
-    # The program was extracted already, so it is the answer as it stands.
+    # The program was extracted already, so it is the answer.
     return replace(answer_in(run, chosen.text, names, extract, stopped, valid=False, **details), answer=chosen.text)
 
 

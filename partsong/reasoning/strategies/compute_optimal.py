@@ -46,7 +46,7 @@ async def compute_optimal(
     scorer: Scorer | None = None,
     parameters: Parameters | None = None,
 ) -> Answer:
-    """Draws a few samples, estimates the difficulty from them, and hands over to the strategy for that difficulty.
+    """Draws a few samples, estimates the difficulty from them, and runs the method for that difficulty.
 
     The estimate needs no answer key. It is the mean score of the samples under `scorer` or, without one, the share of
     them that name the most frequent answer. Choose bins and strategies from runs of your model on questions with
@@ -56,7 +56,7 @@ async def compute_optimal(
         run: makes the calls.
         question: the problem.
         extract: finds the answer in a text.
-        probes: samples the estimate is made from.
+        probes: number of samples for the estimate.
         choices: strategies from the easiest bin to the hardest; fix their knobs with `functools.partial`.
         edges: ascending values of the estimate between the bins, one fewer than choices. None spaces them evenly
             between 0 and 1.

@@ -42,7 +42,7 @@ def by_token(completion: Completion) -> Sequence[float]:
 def self_certainty(completion: Completion) -> float:
     """Returns the mean confidence of a text's tokens.
 
-    The paper's measure is this over the whole vocabulary, less the logarithm of its size, which ranks alike.
+    The paper's measure is this over the whole vocabulary, less the logarithm of its size, which gives the same ranking.
 
     Source: Self-Certainty, arXiv 2502.18581.
 

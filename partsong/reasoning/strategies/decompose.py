@@ -61,11 +61,11 @@ async def decompose(
         run: makes the calls.
         question: the request.
         extract: finds the answer in the whole text.
-        split: the parts, where they are known; None asks the model. A request without parts is answered in one call.
+        split: the parts, if known; None asks the model. A request without parts is answered in one call.
         join: whether a last call writes one answer from the parts; otherwise they follow each other.
         most: largest number of parts.
         plan_tokens: most tokens of the call that looks for parts.
-        prompts: what it says to the model.
+        prompts: its prompts.
         parameters: how the parts are drawn.
 
     Returns:

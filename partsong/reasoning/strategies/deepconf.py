@@ -1,4 +1,4 @@
-"""DeepConf lets the samples vote that the model was sure of, weighted by how sure it was, until they agree."""
+"""DeepConf lets confident samples vote, weighted by their confidence, until they agree."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def deepconf(
         run: makes the calls, on an engine that reports log-probabilities of alternatives.
         question: the prompt.
         extract: finds the answer in a text.
-        num: most samples drawn, with those of the warm-up.
+        num: most samples drawn, including the warm-up.
         warmup: samples that set the threshold.
         top: share of the samples that vote: 0.1 filters hard, 0.9 hardly.
         consensus: share of the weight at which the question is settled.
@@ -73,7 +73,7 @@ async def deepconf(
         score: how a sample is scored; the online form of the paper uses "lowest".
         group: tokens of a group, whose mean confidence is one value.
         width: samples drawn at the same time after the warm-up.
-        alternatives: alternatives asked for at each token.
+        alternatives: alternatives requested at each token.
         parameters: how samples are drawn.
 
     Returns:

@@ -1,4 +1,4 @@
-"""DeepPrune notices early which samples are heading for the same answer and finishes only one of a kind."""
+"""DeepPrune detects early which samples lead to the same answer and finishes only one of each group."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ async def deepprune(
         extract: finds the answer in a text.
         num: samples begun.
         prefix_tokens: tokens of a beginning.
-        judge: takes (question, one, other) and returns the chance that two beginnings end alike; may be async. None
-            asks the model, with calls that count like all others.
+        judge: takes (question, one, other) and returns the chance that two beginnings lead to the same answer; may be
+            async. None asks the model, with calls that count like all others.
         threshold: mean chance above which a beginning joins a group.
         members: most members of a group a beginning is compared with; the first ones are taken.
         most_clusters: most groups. Once they are there, every further beginning joins the best of them.
         keep: samples finished per group.
         vote: with "traces" each finished sample has one vote, as in the paper. With "sizes" those of a group share as
             many votes as beginnings joined it: the vote of all samples wherever the judge is right.
-        prompts: what it says to the model.
+        prompts: its prompts.
         parameters: how samples are drawn; `max_tokens` counts for a whole sample.
 
     Returns:

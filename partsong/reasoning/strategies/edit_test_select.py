@@ -37,20 +37,20 @@ async def edit_test_select(
 
     A trajectory writes a program and a test, runs them together, and mends one or the other by the output, until the
     test passes or it has run `iterations` times. Then every test runs on every program. The `finalists` programs that
-    pass most tests go on. The model writes `duels` more tests to tell them apart, sees the results, and chooses.
+    pass most tests go on. The model writes `duels` more tests to distinguish them, sees the results, and chooses.
 
     A program and its test run as one text, the test last, in the `runner`; nothing runs unless one is given.
 
     Args:
         run: makes the calls.
-        question: what the program is to do.
+        question: what the program should do.
         extract: finds a program or a test in a text, such as `final_code`.
         runner: runs programs, such as `Sandbox()`.
         trajectories: programs worked on at the same time.
         iterations: most runs of a trajectory.
         finalists: how many programs the model chooses from.
-        duels: tests written to tell the finalists apart.
-        prompts: what it says to the model.
+        duels: tests written to distinguish the finalists.
+        prompts: its prompts.
         parameters: how texts are drawn.
 
     Returns:

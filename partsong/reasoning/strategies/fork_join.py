@@ -1,4 +1,4 @@
-"""Fork and join writes one text that parts into threads where the model says so and goes on after all of them."""
+"""Fork and join writes one text that splits into threads where the model says so and continues after all of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["ForkJoinPrompts", "fork_join"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForkJoinPrompts(Prompts):
-    """Holds what `fork_join` says: the question alone or with the format explained, and the same for a child."""
+    """Holds the prompts of `fork_join`: the question, with or without the format, and the same for a child."""
 
     plain: str = "{question}"
     taught: str = (
@@ -57,7 +57,7 @@ async def fork_join(
     prompts: ForkJoinPrompts = _PROMPTS,
     parameters: Parameters | None = None,
 ) -> Answer:
-    """Writes a text; where it announces threads, writes them at the same time and goes on after them.
+    """Writes a text; where it announces threads, writes them at the same time and continues after them.
 
     A thread reads the text up to where it begins, and no other thread; what follows reads all of them. `LocalEngine`
     computes nothing twice for that. Other engines get the text with the threads one after the other and read it again;
@@ -74,10 +74,10 @@ async def fork_join(
         num: threads of a fork in "parallel-r1" and "parathinker", whose texts name no number.
         max_threads: most threads of a fork whose text names a number; if it names more, the first ones are written.
         max_forks: how many calls of a text may announce threads; what follows is one text.
-        max_depth: how deep forks may stand within forks in "multiverse" and "apr"; with 1 threads do not fork.
+        max_depth: how deep forks may be nested in "multiverse" and "apr"; with 1 threads do not fork.
         thread_tokens: most tokens a thread writes itself.
         teach: whether to explain the format, for a model that was not trained in it.
-        prompts: what it says to the model.
+        prompts: its prompts.
         parameters: how texts are drawn; `max_tokens` limits the text outside of threads, all calls together.
 
     Returns:
@@ -112,7 +112,7 @@ async def fork_join(
 
 
 def _child_chat(form: Format, teach: bool, prompts: ForkJoinPrompts) -> Callable[[Piece], Sequence[Message]]:
-    """Returns a function that makes the chat of a thread that stands apart from its message."""
+    """Returns a function that makes the chat of a separate thread from its message."""
     opening, closing = form.returned or ("", "")
 
     def chat(message: Piece) -> Sequence[Message]:

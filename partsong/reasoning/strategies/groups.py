@@ -45,7 +45,7 @@ class Groups:
     last: tuple[str, ...] = ()
 
     async def sort(self) -> bool:
-        """Sorts all beginnings; returns whether the budget sufficed. Those it did not suffice for stay alone."""
+        """Sorts all beginnings; returns whether the budget sufficed. Beginnings beyond it get a group of their own."""
         self.last = tuple(completion.source for completion in self.begun.values())
         affordable = True
         for number in self.begun:
@@ -71,7 +71,7 @@ class Groups:
         return [sum(values) / len(values) for values in chances]
 
     async def _compare(self, number: int, other: int) -> tuple[float, str]:
-        """Returns the chance that two beginnings end alike, and the name of the call that judged it, or ""."""
+        """Returns the chance that two beginnings lead to the same answer, and the name of the judging call, or ""."""
         one, two = self.begun[other], self.begun[number]
         if self.judge is not None:
             return await await_score(self.judge(self.question, one.text, two.text)), ""

@@ -33,7 +33,7 @@ async def particle_gibbs(
     """Repeats particle filtering, each time with one text of the last time held fixed.
 
     After each pass a text is drawn in proportion to its odds. It is a particle of the next pass and survives every
-    resampling; its steps are not asked for again.
+    resampling; its steps are not drawn again.
 
     Args:
         run: makes the calls, on an engine that continues an assistant message.

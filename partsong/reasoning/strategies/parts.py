@@ -1,4 +1,4 @@
-"""Gives strategies what they share: calls made together, samples in order, votes with their completions."""
+"""Holds the shared parts of thinking methods: concurrent calls, samples in order, votes with their completions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def await_score(score: float | Awaitable[float]) -> float:
 async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | None]:
     """Makes calls at the same time and returns their results in order; any error but the budget's cancels the rest.
 
-    The result is None for calls the budget had nothing left for.
+    The result is None for calls beyond the budget.
     """
 
     async def within_budget(call: Coroutine[Any, Any, T]) -> T | None:
@@ -137,7 +137,7 @@ def answer_in(
 
 @dataclass(slots=True)
 class Poll:
-    """Holds votes and the completions they come from; `missing` has the numbers of the votes that are not in yet."""
+    """Holds votes and the completions they come from; `missing` has the numbers of the missing votes."""
 
     total: int
     extract: Extract

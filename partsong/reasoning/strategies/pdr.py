@@ -72,7 +72,7 @@ async def pdr(
         keep: k, the number of drafts kept.
         workspace_tokens: most tokens of the workspace. Drafts that would fill more are cut to their ends, where their
             answers stand.
-        prompts: what it says to the model.
+        prompts: its prompts.
         parameters: how drafts are drawn.
 
     Returns:
@@ -115,7 +115,7 @@ class _Plan:
     parameters: Parameters | None
 
     async def drafts(self, number: int, width: int, before: Sequence[Completion]) -> Sequence[Completion | None]:
-        """Writes one round: distils, and drafts in parallel. Drafts the budget did not allow are None."""
+        """Writes one round: distils, and drafts in parallel. Drafts beyond the budget are None."""
         try:
             chats = await self._chats(number, width, before)
         except BudgetError:
@@ -147,6 +147,6 @@ class _Plan:
             return draw.sample(list(before), min(self.keep, len(before)))
         best, *rest = by_support(before, self.extract)
         more = min(self.keep - 1, len(rest))
-        # Per sample, all read the best one, and the next best are dealt out in turn: no two read quite the same.
+        # All read the best draft, and the next best are assigned in turn, so that no two read exactly the same.
         first = sample * more if self.distillation == "per-sample-top-k" else 0
         return [best, *(rest[(first + j) % len(rest)] for j in range(more))]

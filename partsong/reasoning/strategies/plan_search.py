@@ -77,12 +77,12 @@ async def plan_search(
         run: makes the calls.
         question: the problem.
         extract: finds the answer in a solution.
-        observations: how many observations are asked for at a time, and at most used.
+        observations: how many observations are requested at a time, and the most used.
         combine: most observations of a subset.
         num: most subsets used; if there are more, the seed draws this many.
         critique: whether each plan is also mended.
         scorer: scores a solution, higher is better, such as by the tests it passes. None lets the solutions vote.
-        prompts: what it says to the model.
+        prompts: its prompts.
         parameters: how texts are drawn.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Keeps what a strategy says to the model as data: templates whose gaps take plain text or earlier answers."""
+"""Keeps the prompts of thinking methods as data: templates whose gaps take plain text or earlier answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partsong.reasoning.calls.call import Completion, Message, Piece
 
 __all__ = ["FIRST", "Prompts", "ask", "fill", "listed", "numbered"]
 
-#: Asks for a first draft, wherever later ones are written from it.
+#: Asks for a first draft, in methods that rewrite it later.
 FIRST = "Solve the following problem. Show your work in short, and end with the final answer.\n\nProblem:\n{question}"
 
 _ITEM = re.compile(r"^\s*(?:[-*•]|\(?\d{1,2}[.):])\s+(.*\S)\s*$")

@@ -1,4 +1,4 @@
-"""Finds strategies by name and reads them from text, as in ``NAME:key=value,...``."""
+"""Finds thinking methods by name and reads them from text, as in ``NAME:key=value,...``."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from partsong.reasoning.strategies.short_m import short_m
 from partsong.reasoning.strategies.single import single
 from partsong.reasoning.strategies.skeleton_of_thought import skeleton_of_thought
 
-__all__ = ["STRATEGIES", "Thinking", "knobs_of", "parse_thinking"]
+__all__ = ["STRATEGIES", "Thinking", "ThinkingMethod", "knobs_of", "parse_thinking"]
 
-Strategy = Callable[..., Coroutine[Any, Any, Answer]]
+#: An asynchronous function ``method(run, question, *, extract, parameters)`` that makes many calls of a model.
+ThinkingMethod = Callable[..., Coroutine[Any, Any, Answer]]
 
 
-def _read(thing: Any) -> Strategy:
-    """Takes what a plug-in offers if it is an asynchronous function ``strategy(run, question, *, extract, ...)``."""
+def _read(thing: Any) -> ThinkingMethod:
+    """Takes what a plug-in offers if it is an asynchronous function ``method(run, question, *, extract, ...)``."""
     if not inspect.iscoroutinefunction(thing):
         raise TypeError(f"{thing!r} is not an asynchronous function")
     if not {"run", "question", "extract"} <= set(inspect.signature(thing).parameters):
@@ -47,8 +48,8 @@ def _read(thing: Any) -> Strategy:
     return thing
 
 
-#: All strategies by the names command lines use; those of plug-ins last.
-STRATEGIES: Mapping[str, Strategy] = Registry(
+#: All thinking methods by the names command lines use; those of plug-ins last.
+STRATEGIES: Mapping[str, ThinkingMethod] = Registry(
     "partsong.thinking",
     (
         single,
@@ -72,19 +73,19 @@ STRATEGIES: Mapping[str, Strategy] = Registry(
         skeleton_of_thought,
         fork_join,
     ),
-    name=lambda strategy: strategy.__name__.replace("_", "-"),
+    name=lambda method: method.__name__.replace("_", "-"),
     read=_read,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thinking:
-    """Holds a strategy with some of its knobs set; calling it runs it.
+    """Holds a thinking method with some of its knobs set; calling it runs it.
 
     Attributes:
-        name: name of the strategy.
+        name: name of the method.
         knobs: the knobs that were set.
-        needs: arguments besides `extract` that the strategy needs and that no text can give, such as a runner.
+        needs: arguments besides `extract` that the method needs and that no text can give, such as a runner.
     """
 
     name: str
@@ -92,16 +93,16 @@ class Thinking:
     needs: tuple[str, ...] = ()
 
     async def __call__(self, run: Run, question: str, *, extract: Extract, **more: Any) -> Answer:
-        """Runs the strategy.
+        """Runs the method.
 
         Args:
             run: makes the calls.
             question: the problem.
             extract: finds the answer in a text.
-            **more: further arguments of the strategy, such as `parameters` or a scorer.
+            **more: further arguments of the method, such as `parameters` or a scorer.
 
         Raises:
-            ArgumentError: the strategy does not have an argument, or needs one that is not given.
+            ArgumentError: the method lacks an argument that is given, or needs one that is not.
         """
         known = inspect.signature(STRATEGIES[self.name]).parameters
         if unknown := [name for name in more if name not in known]:
@@ -115,7 +116,7 @@ def parse_thinking(text: str) -> Thinking:
     """Reads ``NAME[:key=value,...]``; the keys are knobs of the strategy that are numbers, words or ``8-4-1``.
 
     Raises:
-        ArgumentError: the strategy, a knob or a value is unknown; names those that are allowed.
+        ArgumentError: the method, a knob or a value is unknown; names the allowed ones.
 
     >>> parse_thinking("pdr:schedule=4-2-1,distillation=random-k").knobs["schedule"]
     (4, 2, 1)

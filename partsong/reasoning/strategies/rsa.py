@@ -22,7 +22,7 @@ __all__ = ["RsaPrompts", "rsa"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RsaPrompts(Prompts):
-    """Holds what `rsa` says: ask for a first solution, ask for one made of several, show one of these."""
+    """Holds the prompts of `rsa`: for a first solution, for one made from several, and to show one of these."""
 
     first: str = FIRST
     combine: str = (
@@ -63,7 +63,7 @@ async def rsa(
         generations: T, the number of generations with the first.
         early_stop: whether to cancel the rest when the last vote is decided, also solutions whose only readers are
             cancelled.
-        prompts: what it says to the model.
+        prompts: its prompts.
         parameters: how solutions are drawn.
 
     Returns:

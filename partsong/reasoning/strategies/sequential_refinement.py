@@ -52,7 +52,7 @@ async def sequential_refinement(
         extract: finds the answer in a text.
         rounds: number of drafts.
         stable: stops when this many drafts in a row named the same answer; 0 writes all.
-        prompts: what it says to the model.
+        prompts: its prompts.
         parameters: how drafts are drawn.
 
     Returns:

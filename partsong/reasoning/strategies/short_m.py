@@ -56,7 +56,7 @@ async def short_m(
     seen = 0
 
     def is_longer(partial: Partial) -> bool:
-        # It looks at complete samples alone. So a run that is resumed either halts the same samples or lets them end,
+        # It looks only at complete samples. So a run that is resumed either halts the same samples or lets them end,
         # and in both cases they do not vote.
         return len(ended) >= shortest and partial.tokens > ended[shortest - 1][0]
 

@@ -13,7 +13,7 @@ __all__ = ["single"]
 
 @checked
 async def single(run: Run, question: str, *, extract: Extract, parameters: Parameters | None = None) -> Answer:
-    """Asks once. It is sample 0 of every strategy that draws samples of the plain question.
+    """Asks once: sample 0 of every method that draws samples of the plain question.
 
     Args:
         run: makes the call.

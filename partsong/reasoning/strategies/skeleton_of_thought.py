@@ -45,7 +45,7 @@ async def skeleton_of_thought(
     prompts: SkeletonPrompts = _PROMPTS,
     parameters: Parameters | None = None,
 ) -> Answer:
-    """Asks for the points of an answer, writes out each in a call of its own, and puts them together in order.
+    """Asks for the points of an answer, writes each out in a call of its own, and joins them in order.
 
     It is for answers that are lists of independent points, such as advice and explanations. Where a point needs the one
     before it, such as in a calculation, it does harm.
@@ -54,14 +54,14 @@ async def skeleton_of_thought(
         run: makes the calls.
         question: the prompt.
         extract: finds the answer in the whole text.
-        fewest: fewest points asked for.
+        fewest: fewest points to request.
         most: most points written out; further ones are left out.
         point_tokens: most tokens of the skeleton and of each point.
-        prompts: what it says to the model.
+        prompts: its prompts.
         parameters: how texts are drawn; `point_tokens` replaces their `max_tokens`.
 
     Returns:
-        The answer: headings and texts. A point whose call the budget refused has its heading only. ``details`` hold the
+        The answer: headings and texts. A point beyond the budget has only its heading. ``details`` hold the
         headings as ``points``, and ``cut``, the numbers of the points that ran out of tokens.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Grows texts step by step: asks for a step, and scores how likely a text is on the right way."""
+"""Grows texts step by step: asks for a step, and scores how likely a text is on the right track."""
 
 from __future__ import annotations
 

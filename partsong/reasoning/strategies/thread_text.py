@@ -18,7 +18,7 @@ class ThreadText:
 
     Attributes:
         calls: the calls that wrote it and its threads, in reading order.
-        children: threads that stand apart.
+        children: separate threads.
         notes: where the text departs from the format, with the branch.
         finish: "stop" if the text is whole, "length" if its tokens ran out, "budget" if the run's did. Empty while it
             is written.
@@ -39,7 +39,7 @@ class ThreadText:
 
     @property
     def all_calls(self) -> list[Completion]:
-        """Returns the calls of the text and those of threads that stand apart."""
+        """Returns the calls of the text and those of separate threads."""
         return [*self.calls, *(call for child in self.children for call in child.all_calls)]
 
 
@@ -50,8 +50,8 @@ class ThreadPlace:
     Attributes:
         chat: messages before it.
         before: the text up to the fork it is a thread of.
-        opener: what the text begins with.
-        closer: what ends the text; empty where it is no thread.
+        opener: beginning of the text.
+        closer: end of the text; empty if it is not a thread.
         mark: its thought embedding; 0 where it has none.
         path: path of its calls.
         depth: number of forks around it.
@@ -69,7 +69,7 @@ class ThreadPlace:
         """Returns the chat that the next call reads, given the parts of the text that are there."""
         inside = (*([self.opener] if self.opener else []), *parts)
         text = (*self.before, Fork((inside,), marks=(self.mark,))) if self.mark else (*self.before, *inside)
-        # Threads that stand apart are texts of their own.
+        # Separate threads are texts of their own.
         text = tuple(part for part in text if not (isinstance(part, Fork) and part.apart))
         return (*self.chat, Message("assistant", text)) if text else self.chat
 

@@ -21,7 +21,7 @@ __all__ = ["ThreadWriter", "repeated_tokens"]
 class ThreadWriter:
     """Writes the texts of one question; for its settings see `fork_join`.
 
-    `child_chat` makes the chat of a thread that stands apart from its message.
+    `child_chat` makes the chat of a separate thread from its message.
     """
 
     run: Run
@@ -35,9 +35,9 @@ class ThreadWriter:
     child_chat: Callable[[Piece], Sequence[Message]]
 
     async def write(self, at: ThreadPlace, tokens: int) -> ThreadText:
-        """Writes a text to its end: in turn what the model writes, and the threads it announces."""
+        """Writes a text to its end, alternating between the model's text and the threads it announces."""
         text = ThreadText()
-        if not self.form.announce and not at.depth:  # nobody announces the threads: they begin at once
+        if not self.form.announce and not at.depth:  # the threads are not announced: they begin at once
             await self._write_fork(at, text, ThreadPlan())
         while not text.finish:
             await self._continue(at, text, tokens)
@@ -67,7 +67,7 @@ class ThreadWriter:
             await self._write_fork(at, text, plan)
 
     async def _call(self, at: ThreadPlace, text: ThreadText, tokens: int, stop: str) -> Piece | None:
-        """Makes one call; returns None where the model does not come to an end."""
+        """Makes one call; returns None if the model does not finish."""
         if text.own_tokens >= tokens:
             text.finish = "length"
             return None
@@ -82,7 +82,7 @@ class ThreadWriter:
         text.roots = text.roots or [completion]
         text.calls.append(completion)
         text.last, text.own_calls = completion, text.own_calls + 1
-        # At least one, so that the text comes to an end even where an engine counts no tokens.
+        # At least one, so that the text ends even if an engine counts no tokens.
         text.own_tokens += max(1, completion.usage.completion)
         # Some servers leave the stop string in the text.
         ends = [place for place in map(completion.text.find, stops) if place >= 0]
@@ -162,7 +162,7 @@ class ThreadWriter:
         )
 
     def _returned(self, thread: ThreadText) -> Piece:
-        """Returns what a thread that stands apart hands back: all its text where it does not mark a part of it."""
+        """Returns the return value of a separate thread: all its text if it marks no part of it."""
         assert self.form.returned is not None
         text = flat_text(thread.parts)
         return Piece(text.rpartition(self.form.returned[0])[2].strip(), thread.calls[-1].source)

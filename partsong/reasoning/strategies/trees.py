@@ -49,7 +49,7 @@ class SearchTree:
     def _best(self, traces: list[Trace]) -> list[Trace]:
         """Returns the best few texts.
 
-        Of texts that read alike and have ended one is kept, because each empty continuation ends its parent once more.
+        Of identical finished texts one is kept, because each empty continuation would end its parent again.
         """
         kept: list[Trace] = []
         for trace in sorted(traces, key=lambda trace: -trace.score(self.aggregate)):

@@ -19,7 +19,7 @@ class Format:
 
     A model announces threads by writing a plan, one item per thread, between the tags of `plan`. Where `plan` is None
     it writes `announce` alone, or nothing where that is empty too, and the caller sets the number of threads. Each
-    thread begins with `thread_open` and ends with `thread_close`. After the last one the text goes on with `join`.
+    thread begins with `thread_open` and ends with `thread_close`. After the last one the text continues with `join`.
 
     Attributes:
         name: name of the format.
@@ -28,14 +28,14 @@ class Format:
         plan: tags around the items.
         item: tags around an item. Where threads are numbered it begins with its number and a colon.
         announce: tag at which the main text stops and threads begin.
-        thread_open: what a thread begins with; ``{number}`` counts from 1.
+        thread_open: beginning of a thread; ``{number}`` counts from 1.
         thread_close: what ends a thread; ``{number}`` counts from 1.
-        join: what the text goes on with; ``{returned}`` is what the threads return.
+        join: how the text continues; ``{returned}`` is what the threads return.
         end: tags that close the whole fork, in order; the model writes them.
         marks: whether threads have thought embeddings.
         nested: whether threads may fork.
-        returned: tags around what a thread returns, in formats whose threads stand apart. Such a thread reads its item
-            alone, and only what it returns is read.
+        returned: tags around what a thread returns, in formats with separate threads. Such a thread reads only its
+            item, and only its return value is read.
 
     >>> FORMATS["threadweaver"].opener(2), FORMATS["parathinker"].closer(2)
     ('\n<Thread>\n2:', '</think2>')
@@ -74,7 +74,7 @@ class Format:
         return self.thread_close.replace("{number}", str(number))
 
     def joining(self, returned: tuple[str | Piece, ...] = ()) -> tuple[Part, ...]:
-        """Returns what the text goes on with after its threads, given what they returned."""
+        """Returns the continuation of the text after its threads, given what they returned."""
         if self.returned is None:
             return (self.join,)
         before, _, after = self.join.partition("{returned}")

@@ -1,10 +1,10 @@
-"""Lays a text of threads out as one row of tokens, with their positions and what each of them sees.
+"""Lays out a text with threads as one row of tokens, with their positions and what each of them sees.
 
 The same layout serves training (positions and a mask for one forward) and describes what the engines compute token by
 token, so the two cannot disagree. Two readings of one text are trained:
 
 - joined (Multiverse, arXiv 2506.09991; ParaThinker, arXiv 2509.04475): every token occurs once, and threads start at
-  the same position. What follows sees all of them and goes on after the longest. This is for engines that join keys.
+  the same position. What follows sees all of them and continues after the longest. This is for engines that join keys.
 - replayed (ThreadWeaver, arXiv 2512.07843): what follows has read the threads one after the other, like a server that
   reads the whole text again. See `replayed`.
 """
@@ -154,7 +154,7 @@ def check_fork(fork: Fork) -> None:
 
 
 def replayed(tree: Sequence[TokenRun | Fork]) -> Tokens:
-    """Returns the text as engines compute it that join by reading again: forks that never come together.
+    """Returns the text as computed by engines that join by reading again: forks that are never joined.
 
     The first branch of each fork is the whole text, thread after thread. The other branches are the later threads
     alone, as they were written. The loss of these is taken there; in the whole text they are only read. Laid out, this

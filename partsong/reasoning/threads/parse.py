@@ -17,7 +17,7 @@ from partsong.reasoning.threads.plans import ThreadPlan, read_plan
 
 __all__ = ["Parsed", "parse"]
 
-#: How deep forks may stand within forks; deeper ones are read as text.
+#: How deep forks may be nested; deeper ones are read as text.
 MAX_DEPTH = 16
 #: Most notes that are kept.
 MAX_NOTES = 16
@@ -31,8 +31,8 @@ class Parsed:
     """Holds a text as a tree.
 
     Attributes:
-        parts: the tree. What a model writes is in pieces, and a tag that stopped it is a piece of its own. What the
-            runtime puts where threads begin and come together is plain text.
+        parts: the tree. What a model writes is in pieces, and a tag that stopped it is a piece of its own. Text that
+            the runtime inserts where threads begin and are joined is plain.
         notes: what is wrong with the text, in words; empty if it is well-formed.
     """
 
@@ -49,8 +49,8 @@ def parse(text: str, form: Format) -> Parsed:
         form: a row of `FORMATS`.
 
     Returns:
-        The tree, and what is wrong with the text. `flat_text` of the tree is the text again; where children stand
-        apart, `render` gives it.
+        The tree, and what is wrong with the text. `flat_text` of the tree is the text again; with separate
+        children, `render` gives it.
 
     >>> from partsong.reasoning.threads.formats import FORMATS
     >>> parse("<think1>a</think1><think2>b</think2><summary>c", FORMATS["parathinker"]).parts[0].threads[1]
@@ -276,7 +276,7 @@ class _Reader:
         return match.end() if match is not None and int(match[1]) == number else None
 
     def _join(self, end: int) -> str | None:
-        """Reads what stands where threads come together; returns None where it is missing."""
+        """Reads the text where threads are joined; returns None where it is missing."""
         begin = end
         for number, name in enumerate(self._joins):
             if self.form.returned is not None and number:

@@ -1,4 +1,4 @@
-"""Reads what a text says when it announces threads: how many there are, and what each is for."""
+"""Reads a text's announcement of threads: how many there are, and the task of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ThreadPlan:
 
 
 def read_plan(text: str, form: Format) -> ThreadPlan:
-    """Reads what stands between the tags of a plan.
+    """Reads the text between the tags of a plan.
 
     Items have only white space between them. Where threads are numbered, items begin with numbers that count from 1.
 
@@ -63,7 +63,7 @@ def read_announcement(text: str, form: Format) -> ThreadPlan | None:
     """Returns the threads that a text announced when a stop string ended it; None where the text simply ended.
 
     Engines leave out the stop string, and most do not report whether there was one. So the text itself has to show it:
-    its plan is open, or it ends with what `stop_of` left of the tag. It begins where threads last came together.
+    its plan is open, or it ends with what `stop_of` left of the tag. It begins where threads were last joined.
 
     >>> from partsong.reasoning.threads.formats import FORMATS
     >>> read_announcement("So <guideline><plan>1: add</plan>", FORMATS["npr"])

@@ -12,10 +12,10 @@ __all__ = ["fork_text", "render"]
 
 
 def render(parts: Sequence[Part], form: Format) -> str:
-    """Writes a tree as the text that `parse` reads: its flat text, with threads that stand apart after their message.
+    """Writes a tree as the text that `parse` reads: its flat text, with separate threads after their message.
 
     Args:
-        parts: the tree. A thread that stands apart begins with its message, which the announcement holds already.
+        parts: the tree. A separate thread begins with its message, which the announcement contains already.
         form: a row of `FORMATS`.
 
     >>> from partsong.reasoning.threads.formats import FORMATS
@@ -40,10 +40,10 @@ def fork_text(
     Args:
         form: a row of `FORMATS`.
         goals: what each thread is for; formats without a plan leave it out.
-        threads: the text of each thread. Where threads stand apart it is the text before they return; an empty sequence
+        threads: the text of each thread. For separate threads it is the text before they return; an empty sequence
             leaves it out, as in the text their parent reads.
-        summary: what follows when the threads have come together.
-        returned: what each thread returns, where threads stand apart.
+        summary: the text after the threads are joined.
+        returned: what each thread returns, for separate threads.
 
     Returns:
         The text. The texts in `threads` and `summary` may hold forks.

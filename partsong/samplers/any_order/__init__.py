@@ -1,4 +1,4 @@
-"""Decides the tokens of pictures in any order: in groups, or one after the other with guesses that are checked."""
+"""Decides the tokens of pictures in any order: in groups, or one by one with guesses that are checked."""
 
 from partsong.samplers.any_order.groups import decode_groups
 from partsong.samplers.any_order.jacobi import decode_jacobi

@@ -1,7 +1,7 @@
 """Decides the tokens of a picture in groups: every group with one forward, in which its questions see each other.
 
 A token of a group is drawn without knowing the others of its group, so a picture is only as good as they are
-independent, given what is known. That is what the order is for; see `apart_order`.
+independent, given the known tokens. The order ensures that; see `apart_order`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def decode_groups(
 ) -> Tensor:
     """Decides the tokens of pictures, group after group.
 
-    The noise of a token is a function of (seed, row, place). So with groups of one these are the tokens of
-    `decode_any_order` with one token a forward.
+    The noise of a token is a function of (seed, row, place). So groups of one give the tokens of `decode_any_order`
+    with one token per forward.
 
     Args:
         model: with a caption for each picture.

@@ -1,8 +1,8 @@
-"""Decides tokens in a fixed order by guessing a window of them and asking for all of them until nothing changes.
+"""Decides tokens in a fixed order by guessing a window of them and evaluating all of it until nothing changes.
 
-One forward asks for every token of a window as if the guesses before it were right. As many as agree with their guesses
-are the text's own, and so is the first that does not, since it has seen only what is right. The others are the next
-guesses, which cost nothing: they are what the same forward answered.
+One forward asks for every token of a window as if the guesses before it were right. The leading tokens that agree
+with their guesses are final, and so is the first that does not, since it has seen only correct ones. The answers after
+it become the next guesses, at no cost.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def decode_jacobi(
     temperature: Annotated[float, Number(0.0)] = 1.0,
     seed: int = 0,
 ) -> AnyOrderText:
-    """Decides the tokens of texts in a given order, as many with one forward as come out as they were guessed.
+    """Decides the tokens of texts in a given order; one forward decides all leading tokens that were guessed right.
 
     Exact: the texts are those of ``window=1``, one token a forward, token for token. The noise is a function of (seed,
-    row, position), so that a token is drawn alike whenever it is asked for.
+    row, position), so a token is drawn the same way in every forward.
 
     Args:
-        model: trained for any order; one that was trained for this order alone will do.
+        model: trained for any order, or at least for this one.
         order: int64 `[B, L]`, the positions of each row in the order in which they are decided.
         window: how many tokens to ask for at once.
         temperature: of the draws; 0 takes the likeliest tokens.
@@ -43,7 +43,7 @@ def decode_jacobi(
     Raises:
         ArgumentError: a number out of range.
 
-    Source: Jacobi decoding, arXiv 2002.03629; with noise that stays the same it holds at any temperature. Speculative
+    Source: Jacobi decoding, arXiv 2002.03629; with constant noise it works at any temperature. Speculative
     Jacobi decoding, arXiv 2410.01699, accepts by a ratio of probabilities instead.
 
     >>> even = lambda tokens, rank, places, seen: torch.zeros(*places.shape, 3)
@@ -54,14 +54,14 @@ def decode_jacobi(
     check_knobs(type_hints(decode_jacobi), numbers, owner="decode_jacobi: ")
     length, rank, keys = order.shape[1], order.argsort(1), row_keys(seed, order)
     tokens, at = torch.zeros_like(order), torch.zeros_like(order[:, 0])
-    reach = torch.zeros_like(at)  # up to where guesses stand
+    reach = torch.zeros_like(at)  # positions with guesses
     forwards, drafted, rejected = (torch.zeros_like(at) for _ in range(3))
     step = torch.arange(window, device=order.device)
     while (at < length).any():
         ranks = at[:, None] + step
         inside = ranks < length
         places = order.gather(1, ranks.clamp(max=length - 1))
-        # Where there is no guess yet, the last known token stands in for one.
+        # Where there is no guess yet, the last known token serves as one.
         last = tokens.gather(1, order.gather(1, (reach[:, None] - 1).clamp(min=0)))
         guesses = torch.where(ranks < reach[:, None], tokens.gather(1, places), last)
         _write(tokens, places, guesses, inside)

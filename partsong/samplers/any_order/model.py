@@ -1,4 +1,4 @@
-"""States what the samplers ask of a model of picture tokens, and what they give back."""
+"""Defines what the samplers need from a model of picture tokens."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class GroupReader(Protocol):
 
 
 class PictureModel(AnyOrderModel, Protocol):
-    """Gives logits of the tokens of pictures whose captions it knows.
+    """Gives logits of the tokens of pictures with captions.
 
-    Called, it answers as an `AnyOrderModel`.
+    When called, it answers as an `AnyOrderModel`.
 
     Attributes:
         grid: tokens along a side.
@@ -47,5 +47,5 @@ class PictureModel(AnyOrderModel, Protocol):
         ...
 
     def reader(self) -> GroupReader:
-        """Returns a reader that has seen nothing but the captions."""
+        """Returns a reader that has seen only the captions."""
         ...

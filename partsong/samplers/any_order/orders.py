@@ -15,15 +15,15 @@ __all__ = ["apart_order", "group_sizes", "random_order", "raster_order"]
 
 
 def group_sizes(num: int, steps: int) -> list[int]:
-    """Divides tokens into groups that grow: the later a group, the more of what decides its tokens is known.
+    """Divides tokens into growing groups: the later a group, the more is known that determines its tokens.
 
     Args:
         num: tokens.
         steps: groups.
 
     Returns:
-        The groups' sizes, which add up to `num`. Group i takes what a quarter of a cosine loses over it, at least one
-        token, and the last groups give back what that is too much.
+        The groups' sizes, which add up to `num`. They follow a quarter of a cosine, with at least one token each; the
+        last groups are reduced to keep the sum.
 
     Raises:
         ArgumentError: there are more groups than tokens, or none.
@@ -54,14 +54,13 @@ _APART = 2
 def apart_order(grid: int, sizes: Sequence[int], seed: int) -> NDArray[np.int64]:
     """Orders the tokens of a picture so that each has known neighbours, and those of a group lie apart.
 
-    What a token leaves open is mostly decided by its neighbours. So a group takes, of the tokens with known neighbours
-    (the more and the nearer, the sooner), those that are not close to one another; what is then missing is taken as far
-    from the rest of the group as there is.
+    A token depends mostly on its neighbours. So a group takes tokens with known neighbours (preferring more and nearer
+    ones) that are not close to one another, and fills up with tokens as far from the rest of the group as possible.
 
     Args:
         grid: tokens along a side.
         sizes: sizes of the groups.
-        seed: of the first token, and of the choice between tokens that are as good.
+        seed: of the first token, and of the choice between equally good tokens.
 
     Returns:
         int64 `[grid * grid]`, places row after row, in the order of their groups.
@@ -82,7 +81,7 @@ def apart_order(grid: int, sizes: Sequence[int], seed: int) -> NDArray[np.int64]
     order: list[int] = []
     for size in sizes:
         left = np.setdiff1d(np.arange(num), order)
-        # Ties fall by the shuffle: the sort that follows it is stable.
+        # The shuffle breaks ties: the sort that follows is stable.
         left = draw.permutation(left)
         known = near[left][:, order].sum(axis=1)
         group: list[int] = []
@@ -98,7 +97,7 @@ def apart_order(grid: int, sizes: Sequence[int], seed: int) -> NDArray[np.int64]
 
 
 def random_order(grid: int, seed: int) -> NDArray[np.int64]:
-    """Orders the tokens of a picture by chance: int64 `[grid * grid]`."""
+    """Orders the tokens of a picture randomly: int64 `[grid * grid]`."""
     draw = np.random.Generator(np.random.Philox(derive(seed, "order")))
     return draw.permutation(grid**2).astype(np.int64)
 

@@ -29,7 +29,7 @@ class PictureRule(Protocol):
     """Decides the tokens of pictures.
 
     Attributes:
-        kind: whether the pictures are those of its serial twin.
+        kind: class of the rule: whether the pictures equal those of its serial twin.
     """
 
     kind: ClassVar[Literal["exact", "approximate"]]
@@ -59,8 +59,8 @@ class LPD(Knobs):
 
     Attributes:
         steps: forwards; None takes one for each token.
-        order: "apart" as the paper has it; "random" and "raster" are there to compare with.
-        mutual: whether the questions of a group see each other; False is there to compare with.
+        order: "apart" as in the paper; "random" and "raster" are for comparison.
+        mutual: whether the questions of a group see each other; False is for comparison.
         temperature: of the draws; 0 takes the likeliest tokens.
 
     Source: locality-aware parallel decoding, arXiv 2507.01957.
@@ -92,7 +92,7 @@ class LPD(Knobs):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ASSD(Knobs):
-    """Guesses the next tokens with one forward, each alone, and checks them with another.
+    """Guesses the next tokens independently with one forward, and checks them with another.
 
     Exact: the tokens are those of one token a forward.
 
@@ -123,7 +123,7 @@ class ASSD(Knobs):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyedJacobi(Knobs):
-    """Asks for a window of tokens until their answers no longer change, with noise that stays the same.
+    """Evaluates a window of tokens until their answers no longer change, with constant noise.
 
     Exact: the tokens are those of one token a forward.
 
@@ -156,7 +156,7 @@ def orders_of(model: PictureModel, order: Order, sizes: list[int], seed: int) ->
 
     Args:
         model: says how many pictures there are, and how large.
-        order: how.
+        order: kind of order.
         sizes: sizes of the groups.
         seed: of orders that are drawn.
 

@@ -1,7 +1,7 @@
-"""Samples in few steps with a consistency model: a clean estimate, noised again less and less.
+"""Samples in few steps with a consistency model: a clean estimate, noised again with less and less noise.
 
-On the trigonometric path latents at time t are ``cos(t) clean + sin(t) noise``, from 0 (clean) to half of pi. Rectified
-flow's are the same up to their size, at noise level ``sin(t) / (cos(t) + sin(t))``, so one schedule serves both.
+On the trigonometric path latents at time t are ``cos(t) clean + sin(t) noise``, from 0 (clean) to half of pi. Those of
+rectified flow are the same up to scale, at noise level ``sin(t) / (cos(t) + sin(t))``, so one schedule serves both.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def flow_sigmas(times: Sequence[float]) -> list[float]:
 
 
 def flow_estimate(velocity: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float], Tensor]:
-    """Makes of a model of rectified flow the clean estimate that `consistency` asks for.
+    """Turns a model of rectified flow into the clean estimate that `consistency` needs.
 
     Args:
-        velocity: latents and noise level to ``noise - clean``.
+        velocity: maps latents and noise level to ``noise - clean``.
     """
 
     def estimate(latents: Tensor, time: float) -> Tensor:
@@ -86,8 +86,8 @@ def consistency(
     """Samples with a consistency model: at every time a clean estimate, then fresh noise for the next time.
 
     Args:
-        estimate: latents and time to clean latents.
-        noise: step number to standard normal noise of the latents' shape; step 0's is what sampling begins with.
+        estimate: maps latents and time to clean latents.
+        noise: maps a step number to standard normal noise of the latents' shape; sampling starts from step 0's.
         times: falling, the last one 0; see `trigflow_times`.
 
     Returns:

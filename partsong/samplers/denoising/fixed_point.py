@@ -1,8 +1,8 @@
 """Solves for many points of a denoising trajectory at once, instead of walking from one to the next.
 
-The points of a trajectory are the fixed point of "step from your predecessor with the model's output there". Guesses at
-several points can be evaluated in one call of the model, and guesses that turn out right are steps saved. Everything
-here is a plain function of a model `evaluate`; what a step is, is data.
+The points of a trajectory are the fixed point of "step from the previous point with the model's output there". Guesses
+at several points can be evaluated in one call of the model, and right guesses save steps. Everything
+here is a plain function of a model `evaluate`; steps are data.
 
 Sources: ParaDiGMS (Shih et al., arXiv 2305.16317) for the window, DRiffusion (arXiv 2603.25872) for drafts that are
 evaluated once.
@@ -28,16 +28,16 @@ Evaluate = Callable[[Tensor, list[int], list[int]], Tensor]
 
 
 class SolverStep(Protocol):
-    """Takes one step of a solver, which may remember the steps before in what it carries from one to the next."""
+    """Takes one step of a solver, which may carry a memory of earlier steps."""
 
     def __call__(self, point: Tensor, output: Tensor, carried: Any, noise: Tensor | None) -> tuple[Tensor, Any]:
-        """Returns the next point and what the next step is given as `carried`; the first step is given None.
+        """Returns the next point and the `carried` value for the next step; the first step gets None.
 
         Args:
             point: where the step starts.
-            output: the model's there.
-            carried: what the step before has returned. It is not changed.
-            noise: the step's.
+            output: output of the model there.
+            carried: value from the previous step. It is not changed.
+            noise: noise of the step.
         """
         ...
 
@@ -47,13 +47,13 @@ class StepRule:
     """Describes one step of a solver: ``x' = keep * x + output * F + before * F_before + noise * z``.
 
     Euler steps of a flow keep 1 and add the difference of the noise levels; DDIM, DDPM and ancestral steps have this
-    form, and so has DPM-Solver++ of second order, with the output of the step before.
+    form, and so has DPM-Solver++ of second order, with the output of the previous step.
 
     Attributes:
         keep: factor of the point.
         output: factor of the model's output there.
         noise: factor of the step's noise.
-        before: factor of the output of the step before.
+        before: factor of the output of the previous step.
     """
 
     keep: float
@@ -74,14 +74,14 @@ class StepRule:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """Holds the end of a trajectory, and what it took.
+    """Holds the end of a trajectory, and its cost.
 
     Attributes:
         sample: the last points, `[samples, ...]`.
         rounds: calls of the model one after the other.
         evaluations: points at which the model was evaluated.
         residual: the largest error, as a root mean square over a point, that was accepted instead of another round.
-        last: for each sample what the last step was taken from: point, output and what it was given as `carried`. With
+        last: for each sample the inputs of the last step: point, output and `carried`. With
             `drafts` and `serial`, which step all samples at once, one entry. None where a method keeps none.
     """
 
@@ -93,13 +93,13 @@ class Solution:
 
 
 def serial(evaluate: Evaluate, start: Tensor, rules: Sequence[SolverStep], noise: Tensor | None = None) -> Solution:
-    """Takes one step after the other: the twin of all others.
+    """Takes one step after the other: the serial twin of all other methods.
 
     Args:
         evaluate: the model.
         start: first points, `[samples, ...]`.
         rules: the steps.
-        noise: that of every step, `[steps, samples, ...]`, for rules that add some.
+        noise: that of every step, `[steps, samples, ...]`, for rules with noise.
 
     >>> serial(lambda x, steps, samples: x, torch.ones(1, 1), [StepRule(1.0, 1.0)] * 3).sample
     tensor([[8.]])
@@ -113,7 +113,7 @@ def serial(evaluate: Evaluate, start: Tensor, rules: Sequence[SolverStep], noise
 
 
 class _Window:
-    """Solves one sample: points from `begin` on, those up to there being final."""
+    """Solves one sample: points from `begin` on; those before are final."""
 
     def __init__(
         self, start: Tensor, rules: Sequence[SolverStep], noise: Tensor | None, window: int, *, bundles: bool
@@ -121,8 +121,8 @@ class _Window:
         self.rules, self.noise, self.window, self.bundles = rules, noise, window, bundles
         self.begin, self.end, self.residual = 0, min(1, len(rules)), 0.0
         self.points = [start]  # of steps begin, begin + 1, ..., end
-        self.carried: Any = None  # what the step at `begin` is given,
-        self.last: tuple[Tensor, Tensor, Any] | None = None  # and what the one before was taken from
+        self.carried: Any = None  # the `carried` value of the step at `begin`,
+        self.last: tuple[Tensor, Tensor, Any] | None = None  # and the inputs of the previous step
 
     @property
     def done(self) -> bool:
@@ -149,13 +149,13 @@ class _Window:
         self.points = new[moved:]
         self.end = self.begin + len(self.points) - 1
         while self.end < min(self.begin + self.window, len(self.rules)):
-            # What lies ahead is guessed with the last output there is.
+            # Points ahead are guessed with the last known output.
             point, carried = self._step(self.end, self.points[-1], outputs[-1], carried)
             self.points.append(point)
             self.end += 1
 
     def _distance(self, one: Tensor, other: Tensor) -> float:
-        """Returns the root mean square of a difference, of a bundle that of the worst row."""
+        """Returns the root mean square of a difference; for a bundle, that of the worst row."""
         squares = (one - other).double().square()
         return float((squares.flatten(1).mean(1) if self.bundles else squares.mean()).sqrt().max())
 
@@ -174,7 +174,7 @@ def picard(
     noise: Tensor | None = None,
     bundles: bool = False,
 ) -> Solution:
-    """Evaluates a window of points in each round, and moves it past those that did not change any more.
+    """Evaluates a window of points in each round, and moves it past those that no longer change.
 
     Every sample has a window of its own, so none waits for another. A round settles at least one point, so there are
     at most as many rounds as steps. With tolerance 0 a point settles when it repeats itself to the last bit, and the
@@ -193,7 +193,7 @@ def picard(
 
     Returns:
         The last points. `Solution.residual` certifies them: no output was used that was evaluated further than this
-        from where the trajectory went.
+        from the trajectory.
 
     Raises:
         ArgumentError: a window or tolerance out of bounds, or not a scale for each step.
@@ -233,9 +233,9 @@ def drafts(
     warmup: Annotated[int, Whole(0)] = 0,
     noise: Tensor | None = None,
 ) -> Solution:
-    """Drafts a few points with the last output, evaluates all of them at once, and steps with what comes out.
+    """Drafts a few points with the last output, evaluates them at once, and steps with the results.
 
-    It is one sweep of `picard` that nobody checks. `num` drafts divide the rounds by as much; 1 is `serial`.
+    It is one unchecked sweep of `picard`. `num` drafts divide the number of rounds by `num`; 1 is `serial`.
 
     Args:
         evaluate: the model.

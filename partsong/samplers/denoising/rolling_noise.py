@@ -1,9 +1,9 @@
-"""Makes an endless video from a model of a few frames, in a queue whose frames are each noisier than the one before.
+"""Makes an endless video from a model of a few frames, in a queue of frames, each noisier than the one before.
 
 Every iteration makes one denoising step on all frames of the queue, takes the clean one off its head and adds one of
 pure noise at its tail. The model sees windows of the queue that overlap by half, and only their noisier halves are
-kept: each of these frames has seen as many cleaner ones. The windows of an iteration do not depend on each other, and
-come as one batch, so that any strategy that splits samples or tokens speeds them up.
+kept: each of these frames has seen equally many cleaner ones. The windows of an iteration are independent and form
+one batch, so any strategy that splits samples or tokens speeds them up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from partsong.errors import ArgumentError
 
 __all__ = ["flow_blend", "rolling_noise"]
 
-#: Latents `[N, C, F, H, W]` and their noise levels `[N, F]` to an estimate of the clean latents.
+#: Maps latents `[N, C, F, H, W]` and their noise levels `[N, F]` to an estimate of the clean latents.
 Denoise = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -47,10 +47,11 @@ def rolling_noise(
             batch times the number of windows.
         first: the first frames `[B, C, F, H, W]`, clean, F at least 1; made by the model's usual sampling.
         sigmas: noise levels `[Q]`, rising, all above 0; Q must be a multiple of half the window.
-        noise: frame number to its noise `[B, C, 1, H, W]`; numbers count from 0 and go on beyond `num_frames`.
+        noise: maps a frame number to its noise `[B, C, 1, H, W]`; numbers count from 0 and continue beyond
+            `num_frames`.
         num_frames: frames to make.
         window: frames that the model sees at once, even.
-        blend: clean latents, noise and level to noisy latents.
+        blend: maps clean latents, noise and level to noisy latents.
 
     Yields:
         Clean frames `[B, C, 1, H, W]`, the first of them made again from `first`.
@@ -78,7 +79,7 @@ def rolling_noise(
         levels = sigmas.to(first)
         clean = [first[:, :, min(i, first.shape[2] - 1)][:, :, None] for i in range(len(levels))]
         queue = torch.cat([blend(frame, noise(i), levels[i]) for i, frame in enumerate(clean)], dim=2)
-        # In front of the queue stand the last clean frames, which its head looks back at.
+        # The last clean frames precede the queue, for its head to look back at.
         seen = first[:, :, :1].expand(-1, -1, half, -1, -1)
         steps = levels - torch.cat([levels.new_zeros(1), levels[:-1]])
         for number in range(num_frames):

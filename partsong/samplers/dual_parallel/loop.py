@@ -5,8 +5,8 @@ the pipeline are small and run on every rank alike; only the denoiser's layers a
 
 Time goes in slots (see `StageSlots`). In every slot each stage works on one visit, a block at a step, and one exchange
 moves the results. Visits follow each other in one fixed order, noisiest block first, and each waits for the block's own
-visit before. What it sees of its neighbours is named by version (see `NeighbourKeys`), so the number of ranks changes
-when a visit happens and never what comes out.
+visit before. What it sees of its neighbours is identified by version (see `NeighbourKeys`), so the number of ranks
+changes when a visit happens but never its result.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class _Order:
     """Fixes the order of visits: in round i block b is at step i - lag b; calls of a step go one after another.
 
     Attributes:
-        round: the round at work.
+        round: the current round.
         branch: the call within the steps of this round.
         waiting: blocks that have not made this call yet, noisiest first.
-        asking: those that have, and may ask for another.
+        asking: blocks that have, and may make another.
     """
 
     num_blocks: int
@@ -84,7 +84,7 @@ class _Order:
     asking: list[int] = field(default_factory=list)
 
     def members(self, number: int) -> list[int]:
-        """Lists the blocks at work in a round, noisiest first."""
+        """Lists the active blocks of a round, noisiest first."""
         first = max(0, -((self.num_steps - 1 - number) // self.lag))
         return list(reversed(range(first, min(self.num_blocks, number // self.lag + 1))))
 
@@ -117,14 +117,14 @@ class _Queue:
         recomputes = strategy.previous == "recomputed"
         self.keys = NeighbourKeys(blocks.sizes, strategy.context, lag, num_steps, recomputes=recomputes)
         self.stage.loop = self
-        # With enough blocks at work, messages travel while the next visit is computed. Answers then come later, and
-        # where few blocks are at work, as at the end, ranks stand still for longer: about 3 N^2 slots, not N^2.
+        # With enough active blocks, messages travel while the next visit is computed. Answers then arrive later, and
+        # where few blocks are active, as at the end, ranks stand still for longer: about 3 N^2 slots, not N^2.
         active = -(-min(num_steps, len(blocks.sizes) * lag) // lag)
         is_long = num_steps * len(blocks.sizes) >= 100 * self.axis.size**2
         self.lead = 2 if active >= 2 * self.axis.size > 2 and is_long else 1
 
     def resume(self) -> Iterator[Any]:
-        """Yields the blocks that a journal says are done, and takes the others up where its newest cut left them."""
+        """Yields the finished blocks of a journal, and resumes the others from its newest cut."""
         cut = None if self.journal is None else self.journal.newest_cut()
         if cut is None or self.journal is None:
             return
@@ -155,7 +155,7 @@ class _Queue:
         return self.journal is not None and is_end and 0 <= block < self.order.num_blocks - 1
 
     def run(self) -> Iterator[Any]:
-        """Works slot by slot, and yields what is done."""
+        """Works slot by slot, and yields finished parts."""
         slots: StageSlots[_Item] = StageSlots(self.axis, self.lead, self._work, "queue of blocks")
         while True:
             with self.plan.looping(), torch.no_grad():
@@ -228,7 +228,7 @@ class _Queue:
         sample, dim = event.arguments[self.denoiser.adapter.sample], self.blocks.dim
         shape, frames = list(sample.shape), self.keys.frames[block] + self.keys.in_front(block)
         shape[dim] = shape[dim] // self.keys.frames[block] * frames
-        # What lies in front is not known yet on every rank, only how much it is.
+        # The context in front is not known yet on every rank, only its size.
         layout = self.stage.layout(self.stage.widened(event.arguments, sample.new_zeros(shape), frames))
         return _Item(event.arguments, layout, None, Visit(block, track.step, track.branch), self.order.round)
 
@@ -237,7 +237,7 @@ class _Queue:
         if item.round > self._record:
             self.plan.close_record()
             if self.journal is not None and self._is_cut(self._record):
-                # This rank has done all of that round and nothing of a later one.
+                # This rank has finished that round and started no later one.
                 self.journal.write_keys(self._record, self.keys.state())
             self._record = item.round
         clock.step, clock.branch = item.round, item.visit.branch
@@ -249,7 +249,7 @@ class _Queue:
         return result
 
     def _answer(self, item: _Item, output: Tensor) -> None:
-        """Gives a call what it asked for, and lets it run to its next question, or to its end."""
+        """Answers a call, and lets it run to its next question, or to its end."""
         block = item.visit.block
         track = self.tracks[block]
         sample = torch.empty_like(item.layout.owners).contiguous()
@@ -275,7 +275,7 @@ class _Queue:
             self.done.append(event.output)
 
     def _note(self, item: _Item, call: PausedCall, latents: Tensor) -> None:
-        """Writes what a step has made where a cut comes after its round; the first rank does."""
+        """Writes the results of a step if a cut follows its round; only on the first rank."""
         if self.journal is None or self.plan.mesh.rank != 0:
             return
         if item.visit.step == self.order.num_steps - 1:

@@ -23,7 +23,7 @@ __all__ = ["DualParallel"]
 class DualParallel(Strategy):
     """Cuts a long video into blocks of frames that follow each other through the steps, and the layers over ranks.
 
-    At any time many blocks are at work, each one step noisier than the block before. A block is one short run of the
+    At any time many blocks are active, each one step noisier than the block before. A block is one short run of the
     model. It sees the last frames of the block before, at its own noise level, and the first frames of the block after,
     a little noisier. Every rank keeps their keys and values for its own layers, so nothing is computed twice. Messages
     are those of a pipeline of layers. There is no limit to the length: memory depends on the block and the number of
@@ -32,20 +32,20 @@ class DualParallel(Strategy):
     on a CPU.
     Approximate; a video that fits into one block is exact. Sample with `partsong.samplers.generate` or ``stream``.
 
-    Use it when a video is to become much longer than those the model was trained on.
+    Use it when a video should be much longer than those the model was trained on.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         block_frames: latent frames of a block; the video's last may have fewer.
         context: latent frames seen of the block before and of the block after.
-        admit_every: steps by which a block lags the one before. Higher values make the first block ready much
+        admit_every: steps by which a block lags behind the one before. Higher values make the first block ready much
             sooner, hold fewer blocks at a time, and leave ranks idle when there are fewer blocks than ranks.
         previous: ``cached`` keeps the keys of a block's last frames at each of its steps for the block after, which
             takes memory for as many steps as there are; ``recomputed`` runs these frames again in front of the block
             after, which takes up to twice the time and traffic. `Plan.explain` names the memory of either.
         noise: ``pool`` lets neighbours begin with the same frames of noise in another order; ``independent`` draws
             every frame for itself.
-        layers: blocks of layers of each rank; None deals them out evenly by number.
+        layers: blocks of layers of each rank; None distributes them evenly.
 
     Source: DualParal, arXiv 2505.21070.
 

@@ -6,7 +6,7 @@ from torch import nn
 
 __all__ = ["CAUSAL_BLOCK", "causal_block"]
 
-#: Configuration value that says how many latent frames of a causal model see each other.
+#: Configuration value with the number of latent frames of a causal model that see each other.
 CAUSAL_BLOCK = "num_frame_per_block"
 
 

@@ -1,4 +1,4 @@
-"""Counts frames: of video for each latent frame, and how many a pipeline has to make so that enough are there."""
+"""Counts frames: video frames per latent frame, and how many a pipeline must make to have enough."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from partsong.samplers.long_video.causal_block import causal_block
 
 __all__ = ["frames_to_sample", "temporal_factor"]
 
-#: Names under which pipelines keep how many frames of video a latent frame stands for.
+#: Names of pipelines' attributes with the number of video frames per latent frame.
 _FACTORS = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio", "vae_temporal_scale_factor")
 
 
 def temporal_factor(pipe: Any) -> int | None:
-    """Returns how many frames of video a latent frame after the first stands for; None where a pipeline has no such."""
+    """Returns how many frames of video a latent frame after the first stands for; None without time compression."""
     return next((int(getattr(pipe, name)) for name in _FACTORS if hasattr(pipe, name)), None)
 
 
@@ -21,8 +21,8 @@ def frames_to_sample(pipe: Any, frames: int, *, in_blocks: bool) -> int:
     """Returns the smallest number of frames, `frames` or more, that a pipeline can make.
 
     Args:
-        pipe: a video pipeline of diffusers. Its autoencoder makes one frame of the first latent frame, and as many of
-            each further one as its factor says.
+        pipe: a video pipeline of diffusers. Its autoencoder makes one frame from the first latent frame, and `factor`
+            frames from each further one.
         frames: how many are wanted.
         in_blocks: whether a causal model makes whole blocks of latent frames, as with `TimestepPipeline`.
 

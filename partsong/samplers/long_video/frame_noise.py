@@ -1,4 +1,4 @@
-"""Draws the noise a long video begins with: every frame's depends on the seed and the frame, and on nothing else."""
+"""Draws the initial noise of a long video: each frame's depends only on the seed and the frame."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partsong import seeds
 
 __all__ = ["FrameNoise", "draw_seeds"]
 
-#: Seeds are drawn below this.
+#: Upper bound of drawn seeds.
 _SEEDS = 1 << 62
 
 
@@ -30,8 +30,8 @@ class FrameNoise:
     """Draws the noise of blocks of latent frames.
 
     ``independent`` draws every frame for itself. ``pool`` draws a few frames once, and every block takes them in an
-    order of its own, without those that its context already holds: neighbours share what they begin with, which keeps
-    a long video of one piece, and no window sees a frame's noise twice (FreeNoise, arXiv 2310.15169; DualParal, arXiv
+    order of its own, without those that its context already holds: neighbours start from shared noise, which keeps
+    a long video coherent, and no window sees a frame's noise twice (FreeNoise, arXiv 2310.15169; DualParal, arXiv
     2505.21070).
 
     Args:
@@ -52,7 +52,7 @@ class FrameNoise:
         self._newest, self._order = -1, list[int]()
 
     def numbers(self, block: int) -> tuple[int, ...]:
-        """Says which frame's noise each frame of a block begins with."""
+        """Returns the number of the noise frame from which each frame of a block starts."""
         if self.kind == "independent":
             return tuple(range(block * self.frames, (block + 1) * self.frames))
         if self._newest > block:
@@ -68,7 +68,7 @@ class FrameNoise:
         """Returns the noise of a block.
 
         Args:
-            latents: of the shape, type and device to return, a sample for each seed.
+            latents: a tensor of the shape, type and device to return, with a sample for each seed.
             dim: the dim of its frames.
             block: number of the block.
         """

@@ -14,11 +14,11 @@ __all__ = ["with_progress"]
 
 
 def with_progress(parts: Generator[Any, None, None], pipe: Any, total: int | None, dim: int) -> Iterator[Any]:
-    """Passes on what a sampler yields, and counts its frames.
+    """Passes on the parts of a sampler, and counts their frames.
 
     The bar is the pipeline's: hidden where its own is. At the end the active ledger gets a record with ``phase``
-    "stream", ``frames``, ``first_frame_seconds``, and ``frames_per_second`` from the first part to the last, the time
-    that whoever takes the parts needs for them included.
+    "stream", ``frames``, ``first_frame_seconds``, and ``frames_per_second`` from the first part to the last, including
+    the consumer's time between parts.
 
     Args:
         parts: outputs of a video pipeline, or None on ranks that decode nothing; a generator.

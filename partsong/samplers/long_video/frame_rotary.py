@@ -1,8 +1,8 @@
-"""Moves rotary positions along the frames of a video: keys that were turned once are turned on by a difference.
+"""Moves rotary positions along the frames of a video: rotated keys are rotated further by a difference.
 
-Rotary attention depends on differences of positions only. So a block of frames may count its own from zero, and the
-keys of another block are brought to where they belong by one more rotation, of the time part alone. No position grows
-with the length of a video, and no table has an end to reach.
+Rotary attention depends on differences of positions only. So a block may count its own frames from zero, and the keys
+of another block are moved into place by one more rotation of the time part. Positions do not grow with the length of a
+video, and no table runs out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["FrameRotary", "frames_per_token", "turning_models"]
 
 
 def turning_models() -> tuple[str, ...]:
-    """Lists the models whose rows say how keys turn with the frame they are of."""
+    """Lists the models whose rows say how keys rotate with their frame."""
     return tuple(name for name, row in ADAPTERS.items() if row.frames is not None and row.frames.turns is not None)
 
 
@@ -66,7 +66,7 @@ class FrameRotary:
         self._turns: dict[tuple[float, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def begin(self, named: Mapping[str, Any]) -> None:
-        """Reads how fast keys turn in a call with these arguments."""
+        """Reads how fast keys rotate in a call with these arguments."""
         self._pace = self._how.pace(self._module, named)
 
     def turned(self, keys: Tensor, frames: int) -> Tensor:

@@ -1,9 +1,9 @@
-"""Keeps a long video's progress on disk: after a kill at any point a run goes on and yields the same frames.
+"""Keeps a long video's progress on disk: a run killed at any point can be continued and yields the same frames.
 
 A journal is a folder. ``run.json`` says which video it is. ``block-000007.safetensors`` holds the latents of a block
 that is done. A *cut* is everything later blocks need: ``cut-000012-latents.safetensors`` from the first rank, and
 ``cut-000012-keys-1-of-2.safetensors`` from every rank, by layer, so that any number of ranks can read it. Every file
-appears whole or not at all; a cut counts when all its files are there.
+appears complete or not at all; a cut counts once all its files exist.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class VideoJournal:
 
     Args:
         path: the folder; created where it is missing.
-        run: what decides the video: equal for a run and for the one that resumes it. Plain values.
+        run: plain values that determine the video: equal for a run and for the one that resumes it.
         index: of this rank.
         size: number of ranks.
 
@@ -100,7 +100,7 @@ class VideoJournal:
         return max(whole, default=None)
 
     def write_keys(self, cut: int, tensors: Mapping[str, Tensor]) -> None:
-        """Keeps this rank's part of a cut, and drops its parts of cuts that are not needed any more."""
+        """Keeps this rank's part of a cut, and drops its parts of cuts that are no longer needed."""
         self._write(f"{_cut(cut)}-keys-{self.index}-of-{self.size}", tensors)
         self._drop_old(f"cut-*-keys-{self.index}-of-*.safetensors")
 
@@ -163,8 +163,8 @@ def open_journal(path: Folder | None, blocks: VideoBlocks, strategy: Strategy) -
 
     Args:
         path: the folder, or None.
-        blocks: the video's blocks; their model, the call's arguments and the seeds decide the video.
-        strategy: its knobs decide the video too, except those that say how many ranks share the work.
+        blocks: the video's blocks; their model, the call's arguments and the seeds determine the video.
+        strategy: its knobs determine the video too, except the number of ranks.
     """
     if path is None:
         return None
@@ -184,7 +184,7 @@ def open_journal(path: Folder | None, blocks: VideoBlocks, strategy: Strategy) -
 
 
 def write_cut(journal: VideoJournal, cut: int, blocks: Mapping[int, Progress]) -> None:
-    """Writes the first rank's part of a cut: for each block its latents, and what its scheduler remembers."""
+    """Writes the first rank's part of a cut: for each block its latents, and the state of its scheduler."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     for block, (latents, held, plain) in blocks.items():
@@ -195,7 +195,7 @@ def write_cut(journal: VideoJournal, cut: int, blocks: Mapping[int, Progress]) -
 
 
 def parts_of(block: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Progress:
-    """Returns latents and scheduler of one block out of a cut."""
+    """Returns latents and scheduler state of one block from a cut."""
     start = f"{block}/"
     held = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
     plain = {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
@@ -203,7 +203,7 @@ def parts_of(block: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any
 
 
 def _plain(value: Any) -> Any:
-    """Returns an argument as JSON can hold it: tensors by what is in them."""
+    """Returns an argument in a form that JSON can hold: tensors by a digest of their values."""
     if isinstance(value, Tensor):
         return _digest(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     if isinstance(value, (list, tuple)):

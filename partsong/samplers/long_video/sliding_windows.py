@@ -1,7 +1,7 @@
 """Makes a long video from a model of short ones: overlapping windows, averaged in every step, in one process.
 
-This is the serial way to a long video, the one that clip and block strategies are compared with: the pipeline's own
-loop goes over all frames, and wherever it asks its denoiser, windows answer that are as long as the model knows.
+This is the serial method for long videos, to which clip and block strategies are compared: the pipeline's own loop
+covers all frames, and each call of its denoiser is answered by windows as long as the model's training videos.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def sliding_windows(pipe: Any, *, window: int = 16, stride: int = 8, **arguments
 
 
 def _windowed(module: Any) -> Frames | None:
-    """Returns where a model has its frames if any run of them is a call of it; None where it is not."""
+    """Returns the position of a model's frames if it can be called on any run of them; None otherwise."""
     row = ADAPTERS.get(type(module).__name__)
     frames = None if row is None else row.frames
-    # A model whose call says where its frames are would have to say it for every window.
+    # Positions of frames that are given in the call would have to be given for every window.
     movable = frames is not None and frames.turns is not None and frames.argument is None and frames.positions is None
     return frames if movable else None
 

@@ -1,4 +1,4 @@
-"""Runs one rank's share of a model's blocks on a few frames of a long video, which see kept keys of those around."""
+"""Runs one rank's share of a model's blocks on a few frames of a long video, which see kept keys of others."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from partsong.samplers.long_video.frame_rotary import FrameRotary
 
 __all__ = ["FrameContext", "FrameLoop", "KeysAround", "StagedFrames"]
 
-#: Keys and values `[B, H, L, D]` of other frames, and how many frames later they lie than their own count says.
+#: Keys and values `[B, H, L, D]` of other frames, and the offset in frames of their own positions.
 KeysAround = Sequence[tuple[Tensor, Tensor, int]]
 
 
 class FrameContext(Protocol):
-    """Describes which keys the frames at work see of others, and which of theirs are kept."""
+    """Describes which keys of other frames the current frames see, and which of their own are kept."""
 
     def read(self, layer: int) -> KeysAround:
         """Returns keys and values of the frames around, for one attention of the model."""
         ...
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Takes the keys and values of the frames at work."""
+        """Keeps the keys and values of the current frames."""
         ...
 
 
@@ -42,7 +42,7 @@ class FrameLoop(Protocol):
 
     @property
     def keys(self) -> FrameContext:
-        """Returns what the frames at work see of others."""
+        """Returns the keys of other frames that the current ones see."""
         ...
 
     def sends(self, step: int, index: int) -> int:
@@ -69,7 +69,7 @@ class StagedFrames(StagedBlocks):
         #: Dim of the frames in latents and in the model's output, or of the tokens of all of them.
         self.frames_dim, self.counts_tokens = adapter.frames.dim, adapter.frames.argument is not None
         super().__init__(module, adapter, mesh, layers)
-        #: The loop at work, or the last one, which `Plan.explain` may be asked about.
+        #: The current loop, or the last one, for `Plan.explain`.
         self.loop: FrameLoop | None = None
         #: Bytes that each stage sends in one call, by its number of frames.
         self.sent: dict[int, tuple[int, ...]] = {}
@@ -80,13 +80,13 @@ class StagedFrames(StagedBlocks):
         return self.layers[layer % len(self.layers)][0].startswith(mine)
 
     def widened(self, named: Mapping[str, Any], sample: Tensor, frames: int) -> dict[str, Any]:
-        """Returns the arguments of a call with another sample, which has so many frames."""
+        """Returns the arguments of a call with another sample and its number of frames."""
         assert self.adapter.frames is not None
         count = self.adapter.frames.argument
         return {**named, self.adapter.sample: sample, **({} if count is None else {count: frames})}
 
     def layout(self, named: Mapping[str, Any]) -> PartLayout:
-        """Says what a call looks like, and remembers what each stage sends for its number of frames."""
+        """Returns the layout of a call, and remembers what each stage sends for its number of frames."""
         layout = super().layout(named)
         passed = [sum(tensor.nbytes for tensor in tensors) for tensors in layout.inputs[None][1:]]
         answer = layout.owners.nbytes * (self.pipe.size - 1)
@@ -94,12 +94,12 @@ class StagedFrames(StagedBlocks):
         return layout
 
     def work(self, named: Mapping[str, Any], layout: PartLayout, part: int | None, received: Tensor | None) -> Tensor:
-        """Runs this rank's blocks on the frames at work; see `StagedBlocks.work`."""
+        """Runs this rank's blocks on the current frames; see `StagedBlocks.work`."""
         self.rotary.begin(named)
         return super().work(named, layout, part, received)
 
     def _around(self, number: int, names: tuple[str, ...]) -> Callable[..., Any]:
-        """Gives a block its input in one piece, as a message has it: so the bits are those of any number of ranks."""
+        """Gives a block its input contiguous, as in a message, so results have the same bits on any number of ranks."""
         run = super()._around(number, names)
 
         def run_contiguous(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
@@ -117,7 +117,7 @@ class StagedFrames(StagedBlocks):
         return None if self.loop is None else self.loop.kept()
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Computes attention of the frames at work, and of their text, to themselves and to the frames around."""
+        """Computes attention of the current frames and their text to themselves and to the frames around."""
         assert self.loop is not None
         around = self.loop.keys.read(call.layer)
         own = list(zip(call.runs[0], _parts(call), strict=True))
@@ -137,7 +137,7 @@ class StagedFrames(StagedBlocks):
             return super()._masks(mask, sizes, layer)
         if mask.dtype != torch.bool or not bool(mask.all()):
             raise UnsupportedError(
-                f"{self.layers[layer][0]}: masks some of the tokens at work; give as many latent frames per block as "
+                f"{self.layers[layer][0]}: masks some of the current tokens; give as many latent frames per block as "
                 "the model has in one of its causal blocks"
             )
         return (mask,)

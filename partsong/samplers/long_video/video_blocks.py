@@ -1,4 +1,4 @@
-"""Makes a long video of calls of a pipeline, one per block of frames: each is the pipeline's own loop."""
+"""Makes a long video from calls of a pipeline, one per block of frames, each in the pipeline's own loop."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from partsong.samplers.pipeline.shared_text import SharedText
 __all__ = ["VideoBlocks", "frames_of", "joined"]
 
 
-#: What pipelines and their `prepare_latents` may take to go by.
+#: Arguments of pipelines and their `prepare_latents` with reference pictures or videos.
 _PICTURES = frozenset({"image", "images", "video", "videos", "conditions", "control_video"})
 
 
 class VideoBlocks:
-    """Makes the calls for the blocks of one video, and ends them.
+    """Opens and closes the calls for the blocks of one video.
 
     Args:
         plan: strategies on a video pipeline.
@@ -42,16 +42,16 @@ class VideoBlocks:
         frames: latent frames of a block.
         context: frames of the block before that a block sees.
         noise: see `FrameNoise`.
-        everywhere: makes pictures of the latents on every rank, not on the first alone.
+        everywhere: decodes the latents on every rank, not only on the first.
 
     Attributes:
         stage: the model's blocks on this rank.
         dim: of the frames in the pipeline's latents, or of the tokens of all of them.
         sizes: latent frames of every block.
         factor: frames of video that a latent frame stands for.
-        latents: those that the block opened last begins with.
+        latents: initial latents of the block that was opened last.
         drawn: the seeds.
-        decodes: whether this rank makes pictures.
+        decodes: whether this rank decodes.
 
     Raises:
         ArgumentError: the autoencoder cannot make this number of frames.
@@ -98,10 +98,10 @@ class VideoBlocks:
             self._decoder.close()
 
     def open(self, block: int) -> PausedCall:
-        """Makes the call of a block, and lets it run to its first question to the denoiser.
+        """Opens the call of a block, and lets it run to its first call of the denoiser.
 
         Raises:
-            UnsupportedError: it has none.
+            UnsupportedError: it makes none.
         """
         chosen = dict(self.arguments)
         chosen["num_frames"] = (self.sizes[block] - 1) * self.factor + 1
@@ -123,14 +123,14 @@ class VideoBlocks:
     def take_up(
         self, call: PausedCall, steps: int, latents: Tensor, held: dict[str, Tensor], plain: dict[str, Any]
     ) -> None:
-        """Brings a call from its first question to where it has made some steps, without the model.
+        """Advances a call from its first question by some steps, without the model.
 
         Args:
             call: as `open` returns it.
             steps: how many.
-            latents: what they made.
-            held: tensors that the scheduler remembered then.
-            plain: what else it remembered.
+            latents: result of these steps.
+            held: tensors in the scheduler's state then.
+            plain: the rest of its state.
         """
         event = self._replay(call, steps)
         restore(call.pipe.scheduler, held, plain)
@@ -166,12 +166,12 @@ class VideoBlocks:
         sample = torch.zeros_like(event.arguments[self._sample])
         if event.arguments.get("return_dict") is False:
             return (sample,)
-        from diffusers.models.modeling_outputs import Transformer2DModelOutput  # takes seconds where nothing is drawn
+        from diffusers.models.modeling_outputs import Transformer2DModelOutput  # takes seconds
 
         return Transformer2DModelOutput(sample=sample)
 
     def _generators(self, block: int) -> Any:
-        """Returns what a scheduler that adds noise draws from: every block has its own."""
+        """Returns the generators of a scheduler that adds noise: every block has its own."""
         generators = [torch.Generator().manual_seed(seeds.derive(seed, "steps", block)) for seed in self.drawn]
         return generators if len(generators) > 1 else generators[0]
 
@@ -183,7 +183,7 @@ class VideoBlocks:
 
     def _preparing(self, prepare: Method, block: int) -> Method:
         signature = inspect.signature(prepare)
-        # Pictures that a pipeline goes by would have to be cut into blocks as well.
+        # Reference pictures would have to be cut into blocks as well.
         is_plain = "latents" in signature.parameters and not _PICTURES & signature.parameters.keys()
 
         def prepare_block(*args: Any, **kwargs: Any) -> Any:
@@ -200,7 +200,7 @@ class VideoBlocks:
         return prepare_block
 
     def _noise_like(self, latents: Tensor, block: int) -> Tensor:
-        """Returns the noise of a block in the shape of what a pipeline has drawn."""
+        """Returns the noise of a block in the shape of the pipeline's own noise."""
         if self._is_packed:
             apart = latents.unflatten(self.dim, (self.sizes[block], -1))
             noise = self._noise.like(apart, self.dim, block).flatten(self.dim, self.dim + 1)
@@ -229,7 +229,7 @@ def joined(outputs: Sequence[Any], dim: int) -> Any:
 
 
 def frames_of(pipe: Any, blocks: int) -> int:
-    """Returns how many frames a number of blocks of a causal model's pipeline are."""
+    """Returns the number of frames in some blocks of a causal model's pipeline."""
     return (blocks * causal_block(pipe.transformer) - 1) * _factor(pipe) + 1
 
 

@@ -1,4 +1,4 @@
-"""Decodes a video block by block, exactly as all at once: causal decoders go on from what they have seen."""
+"""Decodes a video block by block, with the same result as all at once: causal decoders continue from their state."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ logger = logging.getLogger(__name__)
 class StreamingDecoder:
     """Decodes the latents of a video in pieces, in order.
 
-    Causal decoders need of each latent frame what their convolutions have seen of those before. It is kept here from
-    one piece to the next, so what comes out equals the whole decoding and memory does not grow. Wan's takes frame by
-    frame, Mochi's any piece, and CogVideoX's pairs of frames, so that one may wait for the next piece. LTX-Video's
-    looks both ways in time, and HunyuanVideo's takes norms over all frames: latents are kept, and decoded with the last
-    piece.
+    Causal decoders need the inputs of their convolutions from earlier frames. They are kept here from one piece to the
+    next, so the result equals the whole decoding and memory does not grow. Wan's decodes frame by frame, Mochi's any
+    piece, and CogVideoX's pairs of frames, so one may wait for the next piece. LTX-Video's looks both ways in time, and
+    HunyuanVideo's norms cover all frames: their latents are kept, and decoded with the last piece.
 
     Args:
         vae: the autoencoder of the pipeline; its own cache is left alone.
@@ -46,12 +45,12 @@ class StreamingDecoder:
                 "%s does not decode in pieces: its latents are kept, and all frames come at the end", type(vae).__name__
             )
         self._decoder: _Pieces = (kind or _Whole)(vae, frames)
-        # Every block's call has its own thread, and most systems' allocators an arena per thread, which keeps what
-        # was freed there. Decoded in many threads, a long video would leave the memory of a decoding in each.
+        # Every block's call has its own thread, and most allocators an arena per thread, which keeps freed memory.
+        # Decoding in many threads would leave the memory of a decoding in each.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="partsong-decoder")
 
     def decode(self, z: Tensor, *args: Any, return_dict: bool = True, **kwargs: Any) -> Any:
-        """Decodes the next latents; called and answered as the autoencoder's own ``decode``.
+        """Decodes the next latents; called like the autoencoder's own ``decode``.
 
         Args:
             z: `[B, C, f, h, w]`, as the pipeline gives them to its autoencoder.
@@ -120,7 +119,7 @@ class _CogVideoX(_Pieces):
         self.waiting.append(z)
         z = torch.cat(self.waiting, dim=2)
         batch, total, pieces = self.vae.num_latent_frames_batch_size, self.left, []
-        # The first batch takes what does not divide; a video of less than one batch is one.
+        # The first batch takes the remainder; a video shorter than a batch is one batch.
         size = min(total, batch + total % batch) if self.is_first else batch
         while z.shape[2] >= size > 0:
             piece, z = z[:, :, :size], z[:, :, size:]
@@ -135,14 +134,14 @@ class _CogVideoX(_Pieces):
 
 
 class _Mochi(_Pieces):
-    """Goes on from the inputs of convolutions over time, which diffusers' own cache does not keep for this model."""
+    """Continues from the inputs of convolutions over time, which diffusers' own cache does not keep for this model."""
 
     def decode(self, z: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         vae = self.vae
         with self._convolutions_go_on():
             out, _ = vae.decoder(z)
         factor = vae.temporal_compression_ratio
-        # These come before the first frame of a video.
+        # These precede the first frame of a video.
         if self.is_first and vae.drop_last_temporal_frames and out.shape[2] >= factor:
             out = out[:, :, factor - 1 :]
         self.is_first = False
@@ -191,7 +190,7 @@ class _Whole(_Pieces):
         return out
 
 
-#: Autoencoder -> how its decoder goes on from piece to piece. The others decode a whole video.
+#: Autoencoder -> how its decoder continues from piece to piece. Others decode a whole video.
 _KINDS: dict[str, type[_Pieces]] = {
     "AutoencoderKLWan": _Wan,
     "AutoencoderKLCogVideoX": _CogVideoX,

@@ -2,8 +2,8 @@
 
 The calls have the same arguments and pause at the denoiser (see `paused`). Guidance, scheduler and the rest of the
 pipeline are small and run on every rank alike; only the denoiser's blocks are shared out. A call's answer has full
-size: its own patch is new, the others are the newest known. So what the pipeline does position by position is right
-for its patch, and the calls' latents are put together after every step.
+size: its own patch is new, the others are the newest known. So the pipeline's position-wise work is right for its
+patch, and the calls' latents are put together after every step.
 
 Time goes in slots (see `StageSlots`): in every slot each stage works on one patch and one exchange moves the results.
 """
@@ -89,7 +89,7 @@ class _Loop:
         self.tracks = [_Track(call, patch=patch) for patch, call in enumerate(calls)]
         self.predictions: dict[int, Tensor] = {}  # for each call of a step, the newest known of all patches
         self.latents: Tensor | None = None
-        self.first = 0  # where the latents begin among the tokens that the model is given
+        self.first = 0  # where the latents begin among the model's tokens
         self._step = 0
         for track in self.tracks:
             event = track.call.send()
@@ -99,8 +99,8 @@ class _Loop:
     def run(self, groups: Sequence[Sequence[_Track]], steps: int | None) -> None:
         """Works until a number of steps is done, or to the end.
 
-        In slot t every rank resumes the calls of group t mod `period` and learns what they ask for, item t, which then
-        goes through the stages (see `StageSlots`).
+        In slot t every rank resumes the calls of group t mod `period` to their next question, item t, which then goes
+        through the stages (see `StageSlots`).
 
         Args:
             groups: calls that are answered together, with the whole picture where there is one group, else a patch.
@@ -136,7 +136,7 @@ class _Loop:
         return result
 
     def _sample(self, named: Mapping[str, Any]) -> Tensor:
-        """Returns the latents the model is given, stacked where it takes a list with a tensor per picture."""
+        """Returns the model's latents, stacked where it takes a list with a tensor per picture."""
         sample = named[self.denoiser.adapter.sample]
         if isinstance(sample, list) and isinstance(sample[0], list):
             raise UnsupportedError(
@@ -146,20 +146,20 @@ class _Loop:
         return sample_of(sample)
 
     def _begin(self, step: int) -> None:
-        """Ends the ledger's record of the step before: a record is a step of this rank's own work."""
+        """Ends the ledger's record of the previous step: a record is a step of this rank's own work."""
         if step > self._step:
             self.plan.close_record()
             self._step = step
 
     def _next(self, track: _Track, part: int | None, steps: int | None) -> _Item | None:
-        """Returns what a call asks for; None where it has finished or made its steps."""
+        """Returns a call's next question; None where it has finished or made its steps."""
         event = track.call.event
         if isinstance(event, Finished) or (steps is not None and track.step >= steps):
             return None
         assert isinstance(event, Denoise)
         if track.patch == 0:
             if track.step < AGREED_STEPS:
-                # The ranks compare what they were given. Nothing of the step before is left to do then.
+                # The ranks compare their inputs. Nothing of the previous step is pending then.
                 self._begin(track.step)
             self.denoiser.begin_call(event.arguments, track.step)
         layout = self.stage.layout(event.arguments)
@@ -170,7 +170,7 @@ class _Loop:
         return _Item(event.arguments, layout, part, track.step, track.branch)
 
     def _answer(self, tracks: Sequence[_Track], item: _Item, output: Tensor) -> None:
-        """Gives calls what they asked for, and lets them run to their next question."""
+        """Answers calls, and lets them run to their next question."""
         known = self.predictions.get(item.branch)
         if known is None or known.shape != item.layout.owners.shape:
             known = self.predictions[item.branch] = torch.empty_like(item.layout.owners).contiguous()
@@ -196,9 +196,9 @@ class _Loop:
 
 
 def _place_of(latents: Tensor, sample: Tensor) -> int:
-    """Returns where latents `[B, L, C]` begin in what the model is given, `[B, T, C]`; 0 in any other case.
+    """Returns where latents `[B, L, C]` begin in the model's input `[B, T, C]`; 0 in any other case.
 
-    A picture to be edited follows them there, and a text may go before them.
+    A picture to be edited follows them there, and a text may precede them.
     """
     if latents.ndim != 3 or sample.ndim != 3 or sample.shape[1] <= latents.shape[1]:
         return 0

@@ -33,8 +33,8 @@ MAX_PATCHES = 256
 class PatchPipeline(Strategy):
     """Gives each rank a run of the model's blocks, through which the patches of the picture travel one after another.
 
-    While one stage works on a patch, the stage before it works on the next: only what enters a block passes between
-    neighbours, once per step, which is far less than any exchange inside attention moves. A patch attends to the keys
+    While one stage works on a patch, the stage before it works on the next: only the input of a run passes between
+    neighbours, once per step, far less than any exchange inside attention. A patch attends to the keys
     and values of the whole picture, which every stage keeps for its own blocks: fresh for the patches that came
     before it in this step, one step old for the others. Approximate; with ``warmup_steps`` at or above the number of
     steps it is exact (and no faster than one rank). Sample with `partsong.samplers.generate`.
@@ -43,11 +43,11 @@ class PatchPipeline(Strategy):
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
-        num_patches: patches in flight; None is one per rank. Fewer leave ranks idle; from two per rank on, the
+        num_patches: number of patches; None means one per rank. Fewer leave ranks idle; from two per rank on, the
             messages travel while the next patch is computed.
         warmup_steps: first steps in which the whole picture goes through the stages at once; at least 1, since there
             is nothing old to read in the first step.
-        layers: blocks of each stage; None deals them out evenly by number.
+        layers: blocks of each stage; None distributes them evenly.
 
     Source: PipeFusion, arXiv 2405.14430.
 
@@ -78,7 +78,7 @@ class PatchPipeline(Strategy):
         )
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Refuses models whose blocks hand on more than tokens, or whose tokens are more than keys to each other."""
+        """Refuses models whose blocks pass on more than tokens, or whose tokens interact outside attention."""
         gathers = 1 if adapter.gather is None else len(chain_only(adapter).gather or ())
         reasons = {
             "its linear attention and convolutions look across patches": bool(adapter.linear_attention),
@@ -110,7 +110,7 @@ class StagedPatches(StagedBlocks):
     """Runs the blocks of one rank, and keeps for each of their attentions the newest keys and values of every patch.
 
     Args beside those of `StagedBlocks`:
-        clock: its step and branch are those of the patch at work.
+        clock: its step and branch are those of the current patch.
         strategy: the knobs.
     """
 
@@ -136,7 +136,7 @@ class StagedPatches(StagedBlocks):
         return result
 
     def check_filled(self, layout: PartLayout, step: int, branch: int) -> None:
-        """Refuses, on all ranks alike, a call after the warm-up that the warm-up's last step did not make."""
+        """Refuses, on all ranks alike, a call that had no counterpart in the last step of the warm-up."""
         if self.num_patches > 1 and self._filled.get(branch) is not layout:
             raise UnsupportedError(
                 f"PatchPipeline: call {branch + 1} of step {step + 1} has no counterpart of the same shape in step "
@@ -151,7 +151,7 @@ class StagedPatches(StagedBlocks):
             if self.clock.step == self.warmup_steps - 1 and self.num_patches > 1:
                 order = self._order(call)
                 k, v = call.k.index_select(2, order), call.v.index_select(2, order)
-                # Of a mask with a row for each query, patches get theirs anew, or what is left of it for all queries.
+                # A mask with a row for each query is cut for each patch, or reduced to a mask for all queries.
                 keys = own.any(2, keepdim=True) if own is not None and own.shape[2] > 1 else own
                 self._cache[key] = _KeyValues(k, v, None if keys is None else keys.index_select(3, order))
             return attend_locally(call)
@@ -161,7 +161,7 @@ class StagedPatches(StagedBlocks):
         held.k[:, :, rows], held.v[:, :, rows] = call.k, call.v
         masks = None
         if call.whole_mask is not None and call.masks is not None:
-            masks = (torch.cat(call.masks, dim=-1),)  # what these queries see of every patch
+            masks = (torch.cat(call.masks, dim=-1),)  # the mask of these queries over every patch
         elif own is not None:
             assert held.mask is not None
             held.mask[..., rows] = own
@@ -169,7 +169,7 @@ class StagedPatches(StagedBlocks):
         return attend_locally(replace(call, k=held.k, v=held.v, sizes=(sum(call.sizes),), index=0, masks=masks))
 
     def _order(self, call: AttentionCall) -> Tensor:
-        """Says where in one sequence of all streams the tokens of each patch are."""
+        """Returns the positions of each patch's tokens in one sequence of all streams."""
         (runs,) = shard_runs(call)
         cut, first = [], 0
         for stream, count in runs:
@@ -184,5 +184,5 @@ class StagedPatches(StagedBlocks):
     def _mask_of_all_queries(
         self, mask: Tensor, sizes: Mapping[str, tuple[int, ...]], streams: tuple[str, ...]
     ) -> Tensor | None:
-        """Returns a mask that says for every query what it sees: it depends on no step."""
+        """Returns a mask with a row for every query, which does not depend on the step."""
         return SequenceParallel._mask_of_all_queries(self, mask, sizes, streams)

@@ -1,9 +1,9 @@
 """Runs a pipeline's own call and pauses it wherever its denoiser is called.
 
 Some loops need several generations side by side, or the denoiser's calls in another order than a pipeline makes them.
-Here the pipeline's loop is turned inside out without being written anew: it runs in a thread of its own, and exactly
-one thread runs at any time. The thread stops at every event below until the driver answers it, so the driver alone
-decides what runs when, and alone talks to other ranks.
+Here the pipeline's loop is turned inside out without being rewritten: it runs in a thread of its own, and exactly one
+thread runs at any time. The thread stops at every event below until the driver answers it, so only the driver decides
+what runs when, and only the driver talks to other ranks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Denoise:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """Says that the scheduler has made a step; the answer is the latents to go on with, or all that it shall return.
+    """Says that the scheduler has made a step; the answer is the latents to continue with, or its whole return value.
 
     Attributes:
         latents: what the scheduler made.
@@ -56,7 +56,7 @@ class Finished:
     """Says that the call has ended.
 
     Attributes:
-        output: what the pipeline returned; None where it was not to decode.
+        output: that of the pipeline; None where it should not decode.
     """
 
     output: Any
@@ -79,7 +79,7 @@ class PausedCall:
 
     The call works on a shallow copy of the pipeline: weights are shared, but the scheduler is its own, and so is the
     state of every random generator, the default ones included. Calls of one pipeline therefore never disturb each
-    other, and each draws what a plain call would have drawn. Leaving the context ends the thread, wherever it stands.
+    other, and each draws the same numbers as a plain call. Leaving the context ends the thread at any point.
 
     Args:
         pipe: a diffusers pipeline; left as it is.
@@ -89,7 +89,7 @@ class PausedCall:
 
     Attributes:
         pipe: the copy that is called.
-        event: where the call stands; None before the first `send`.
+        event: the event at which the call waits; None before the first `send`.
 
     Example:
         >>> # with PausedCall(pipe, "transformer", {"prompt": "a red circle"}) as call:
@@ -108,7 +108,7 @@ class PausedCall:
         self._answers: SimpleQueue[Any] = SimpleQueue()
         self._closing = False
         self._thread: threading.Thread | None = None
-        # Past the pipeline's own __setattr__, which would register the stand-ins in its configuration.
+        # Bypasses the pipeline's own __setattr__, which would register the copies in its configuration.
         parts = vars(self.pipe)
         parts[denoiser] = self._paused_denoiser(getattr(pipe, denoiser))
         parts["scheduler"] = copy.deepcopy(pipe.scheduler)
@@ -117,11 +117,11 @@ class PausedCall:
             self.replace("vae", decode=_stop)
 
     def replace(self, component: str, **members: Any) -> None:
-        """Gives this call's copy of a component other members; before the first `send`."""
+        """Replaces members of this call's copy of a component; before the first `send`."""
         vars(self.pipe)[component] = _stand_in(getattr(self.pipe, component), **members)
 
     def send(self, answer: Any = None) -> Event:
-        """Answers the event the call stands at, and lets it run to the next one.
+        """Answers the current event, and lets the call run to the next one.
 
         Args:
             answer: see `Denoise` and `Stepped`; nothing the first time.
@@ -151,7 +151,7 @@ class PausedCall:
         self._random.hand_back()
 
     def close(self) -> None:
-        """Ends the call where it stands; may be called again, and when it has ended."""
+        """Ends the call at its current event; may be called again, and after its end."""
         self._closing = True
         if self._thread is not None and self._thread.is_alive():
             self._answers.put(None)
@@ -195,7 +195,7 @@ class PausedCall:
         def forward(*args: Any, **kwargs: Any) -> Any:
             return self._pause(Denoise(kept_arguments(signature.bind(*args, **kwargs).arguments)))
 
-        # The user's own hooks and compiled code are the real module's, which the driver calls.
+        # The user's own hooks and compiled code belong to the real module, which the driver calls.
         bare: dict[str, Any] = {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}
         return _stand_in(module, forward=forward, _compiled_call_impl=None, **bare)
 
@@ -215,9 +215,9 @@ class PausedCall:
 
 def _stand_in(module: nn.Module, **members: Any) -> nn.Module:
     """Returns a copy of a module that shares its weights and configuration but has some members of its own."""
-    twin = copy.copy(module)
-    vars(twin).update(members)
-    return twin
+    copied = copy.copy(module)
+    vars(copied).update(members)
+    return copied
 
 
 def _stop(*args: Any, **kwargs: Any) -> None:
@@ -225,7 +225,7 @@ def _stop(*args: Any, **kwargs: Any) -> None:
 
 
 def _device(pipe: Any) -> torch.device:
-    """Returns where a pipeline computes: its weights may lie elsewhere, or nowhere, until they are needed."""
+    """Returns a pipeline's device: its weights may be elsewhere, or not loaded, until they are needed."""
     return torch.device(getattr(pipe, "_execution_device", getattr(pipe, "device", "cpu")))
 
 
@@ -258,7 +258,7 @@ class _RandomState:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Gives the default generators this call's state inside, and the caller's again outside."""
+        """Sets the default generators to this call's state inside, and restores the caller's afterwards."""
         outer = self._read()
         self._write(self._state)
         try:

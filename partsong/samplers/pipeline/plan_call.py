@@ -1,4 +1,4 @@
-"""Makes paused calls of a plan's pipeline for the loops of strategies, and counts how far they have come."""
+"""Makes paused calls of a plan's pipeline for the loops of strategies, and counts their progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CallTrack", "call_pipeline", "refuse_arguments"]
 
 @dataclass(slots=True)
 class CallTrack:
-    """Counts how far a paused call has come: its next call of the denoiser is call `branch` of step `step`."""
+    """Counts the progress of a paused call: its next call of the denoiser is call `branch` of step `step`."""
 
     call: PausedCall
     step: int = 0
@@ -35,7 +35,7 @@ class CallTrack:
 def call_pipeline(
     plan: Plan, arguments: Mapping[str, Any], *, decodes: bool = True, shows_progress: bool = True
 ) -> PausedCall:
-    """Makes a call of a plan's pipeline that pauses at its one denoiser; it is not begun.
+    """Prepares a call of a plan's pipeline that pauses at its one denoiser, without starting it.
 
     Args:
         plan: strategies on a pipeline.
@@ -56,7 +56,7 @@ def refuse_arguments(arguments: Mapping[str, Any], reasons: Mapping[str, str]) -
 
     Args:
         arguments: of the pipeline's call.
-        reasons: by the name of an argument, why it cannot be honoured and what to do.
+        reasons: for each argument that cannot be honoured, why, and what to do.
 
     Raises:
         UnsupportedError: one of them was given.

@@ -1,4 +1,4 @@
-"""Tries a scheduler out on random numbers: does its step look across positions, or back at earlier steps?"""
+"""Tests on random numbers whether a scheduler's step looks across positions, or back at earlier steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_positionwise(scheduler: Any, ndim: int) -> None:
     """Refuses a scheduler in whose steps one position of the latents depends on another.
 
     A copy of the scheduler makes all its steps on random latents, twice. The second time half of the positions hold
-    other numbers, and what the other half becomes must not change by a bit. Dynamic thresholding fails this check, as
+    other numbers, and the result of the other half must not change by a bit. Dynamic thresholding fails this check, as
     does any step that takes a norm or a quantile of the picture.
 
     Args:
@@ -61,7 +61,7 @@ def check_positionwise(scheduler: Any, ndim: int) -> None:
 
 
 def check_memoryless(scheduler: Any, latents: Tensor) -> None:
-    """Refuses a scheduler that remembers earlier steps, by making the same step after two different pasts.
+    """Refuses a scheduler that remembers earlier steps, by making the same step after two different histories.
 
     Args:
         scheduler: set to its timesteps; left as it is.
@@ -82,26 +82,26 @@ def check_memoryless(scheduler: Any, latents: Tensor) -> None:
 
 def _after_all_steps(scheduler: Any, times: Tensor, tensors: list[Tensor]) -> Tensor:
     """Returns the latents after all steps; `tensors` are the first latents and then each step's prediction."""
-    twin = copy.deepcopy(scheduler)
+    copied = copy.deepcopy(scheduler)
     draw = torch.Generator().manual_seed(1)
     latents, *predictions = tensors
     with torch.random.fork_rng([times.device] if times.is_cuda else []), torch.no_grad():
         torch.manual_seed(2)  # some draw their noise from the default generator
         for time, prediction in zip(times, predictions, strict=True):
-            if hasattr(twin, "scale_model_input"):
-                twin.scale_model_input(latents, time)  # some refuse a step before this call
-            latents = _step(twin, prediction, time, latents, draw)
+            if hasattr(copied, "scale_model_input"):
+                copied.scale_model_input(latents, time)  # some refuse a step before this call
+            latents = _step(copied, prediction, time, latents, draw)
     return latents
 
 
 def _step_after(scheduler: Any, times: Tensor, latents: Tensor, past: int) -> Tensor:
-    """Returns what the last of some steps makes; the steps before it get numbers that depend on `past`."""
-    twin = copy.deepcopy(scheduler)
+    """Returns the result of the last of some steps; earlier steps get numbers that depend on `past`."""
+    copied = copy.deepcopy(scheduler)
     for number, time in enumerate(times):
         is_last = number == len(times) - 1
         draw = torch.Generator().manual_seed(3 if is_last else 10 * past + number)
         prediction, sample = (torch.randn(latents.shape, generator=draw).to(latents) for _ in range(2))
-        result = _step(twin, prediction, time, sample, draw)
+        result = _step(copied, prediction, time, sample, draw)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Reads and restores what a scheduler remembers between steps, as tensors and plain values."""
+"""Reads and restores a scheduler's state between steps, as tensors and plain values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["restore", "state_of"]
 
 
 def state_of(scheduler: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns all that a step may have changed on the scheduler itself: tensors by path, and the rest by path."""
+    """Returns all attributes that a step may change: tensors by path, and other values by path."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     for name, value in vars(scheduler).items():
@@ -19,7 +19,7 @@ def state_of(scheduler: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def restore(scheduler: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-    """Puts back what `state_of` returned, on a scheduler of the same kind that is set to the same timesteps."""
+    """Restores what `state_of` returned, on a scheduler of the same kind with the same timesteps."""
     for name, value in vars(scheduler).items():
         if name in tensors:
             restored: Any = tensors[name].to(value.device if isinstance(value, Tensor) else "cpu")

@@ -12,13 +12,13 @@ __all__ = ["SharedText"]
 
 
 class SharedText:
-    """Lets the first call that asks encode, and hands its embeddings to the others."""
+    """Lets the first call encode, and gives its embeddings to the others."""
 
     def __init__(self) -> None:
         self._embeddings: list[Any] = []
 
     def join(self, call: PausedCall) -> None:
-        """Makes a call that has not begun take part; one of a pipeline without text is left as it is."""
+        """Adds a call that has not begun; does nothing for a pipeline without text."""
         if hasattr(call.pipe, "encode_prompt"):
             replace_method(call.pipe, "encode_prompt", self._encoding_once)
 

@@ -35,11 +35,11 @@ class StageItem:
     part: int | None
 
     def empty_input(self, stage: int) -> Tensor:
-        """Returns room for what enters a stage."""
+        """Allocates room for the input of a stage."""
         return self.layout.empty_input(self.part, stage)
 
     def empty_output(self) -> Tensor:
-        """Returns room for what the last stage makes of it."""
+        """Allocates room for the output of the last stage."""
         return self.layout.empty_output(self.part)
 
 
@@ -47,7 +47,7 @@ Item = TypeVar("Item", bound=StageItem)
 
 
 class StageSlots(Generic[Item]):
-    """Holds the items on their way and the messages under way.
+    """Holds the items in the pipeline and the pending messages.
 
     An item enters in slot t. Stage s works on it in slot ``t + lead * s``, and its result is on every rank
     ``lead * size`` slots after it entered.
@@ -55,12 +55,12 @@ class StageSlots(Generic[Item]):
     Args:
         axis: the ranks; their order is that of the stages.
         lead: slots between one stage and the next. With 2 a message travels while the next item is computed.
-        work: computes this rank's stage on an item, given what the stage before sent (None in the first stage).
+        work: computes this rank's stage on an item, given the message of the previous stage (None in the first).
         name: of the exchange, for errors.
 
     Attributes:
-        slot: the slot at work.
-        items: those on their way, by the slot they entered in.
+        slot: the current slot.
+        items: those in the pipeline, by the slot they entered in.
     """
 
     def __init__(self, axis: Axis, lead: int, work: Callable[[Item, Tensor | None], Tensor], name: str) -> None:
@@ -77,7 +77,7 @@ class StageSlots(Generic[Item]):
             self._pending.popleft().wait()
 
     def take(self, slot: int) -> tuple[Item, Tensor] | None:
-        """Takes out the item that entered in a slot, with its result; None where none entered."""
+        """Removes the item that entered in a slot, with its result; None where none entered."""
         item = self.items.pop(slot, None)
         return None if item is None else (item, self._outputs.pop(slot))
 

@@ -1,4 +1,4 @@
-"""Reads the clean sample off a model's prediction of noise, velocity, flow or the sample itself."""
+"""Computes the clean sample from a model's prediction of noise, velocity, flow or the sample itself."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Prediction:
             )
 
     def learn(self, timesteps: Tensor) -> None:
-        """Looks at all timesteps of a schedule at once, since every look makes a GPU's host wait."""
+        """Reads all timesteps of a schedule at once, since every read makes a GPU's host wait."""
         for timestep, number in zip(timesteps, timesteps.tolist(), strict=True):
             self._times.put(float(number), timestep)
 
@@ -83,7 +83,7 @@ class Prediction:
         return noise / (signal + noise)
 
     def _levels(self, timestep: Any) -> tuple[float, float]:
-        """Says how much of the clean sample and of the noise is in the model's input."""
+        """Returns the shares of the clean sample and of the noise in the model's input."""
         time = self._times.of(_number, timestep) if isinstance(timestep, Tensor) else float(timestep)
         if self.kind == "flow":
             level = time / self._num_times

@@ -1,7 +1,7 @@
-"""Runs structure guidance's loop: the pipeline's own call at full size, whose denoiser is answered patch by patch.
+"""Runs structure guidance's loop: the pipeline's own call at full size, with the denoiser computed patch by patch.
 
 Two calls of the pipeline run side by side, both paused at the denoiser (see `paused`). Every rank runs the large one:
-its latents, guidance scale and scheduler are small work, and all ranks do it alike. The model's calls are what is
+its latents, guidance scale and scheduler are little work, which all ranks do alike. The calls of the model are
 shared out. One rank runs the small one as well. Only what the scheduler is given is changed: the prediction, after
 classifier-free guidance, is moved so that its clean sample agrees with the small picture's.
 """
@@ -65,11 +65,11 @@ class _Loop:
         self.patches = patches
         self.prediction = Prediction(plan.target.scheduler)
         self.step = self.calls = 0  # and the calls of the model in this step
-        self.inputs, self.size = torch.empty(0), (0, 0)  # what the model was given last, as a picture, and its size
+        self.inputs, self.size = torch.empty(0), (0, 0)  # the model's last input, as a picture, and its size
         self.estimates: dict[int, tuple[Tensor, Pending]] = {}
         self.small: _Small | None = None
         self.high = stack.enter_context(call_pipeline(plan, arguments))
-        # What the small call takes over: encoded prompts, the noise it begins with, the schedule.
+        # The small call reuses the encoded prompts, the initial noise and the schedule.
         self.kept: dict[str, list[Any]] = {"encode_prompt": [], "prepare_latents": [], "set_timesteps": []}
         for name in ("encode_prompt", "prepare_latents"):
             replace_method(self.high.pipe, name, functools.partial(self._keeping, name))
@@ -106,7 +106,7 @@ class _Loop:
         return keep
 
     def _predict(self, named: dict[str, Any]) -> Tensor:
-        """Puts the prediction for the whole picture together out of those for its patches."""
+        """Assembles the prediction for the whole picture from those for its patches."""
         key = self.denoiser.adapter.sample
         if self.step == self.calls == 0:
             self.size = self.form.size(named, named[key])
@@ -153,7 +153,7 @@ class _Loop:
             self.small = _Small(call, self, F.avg_pool2d(noise, grid.factor) * grid.factor)
 
     def _share_small(self, output: Tensor) -> None:
-        """Sends the estimate of the rank that has the small picture on its way."""
+        """Starts sending the estimate of the rank with the small picture."""
         if not self.patches.needs_small(self.step):
             return
         masked = int(self.strategy.mask == "attention")
@@ -169,7 +169,7 @@ class _Loop:
         weight = self.patches.weights[self.step]
         if self.patches.grid.factor == 1 or weight == 0:
             return prediction
-        # Only the very first step has nothing older to read than its own.
+        # Only the first step has no older estimate to read.
         estimate, pending = self.estimates[max(0, self.step - 1)]
         pending.wait()
         if self.step > 0:
@@ -205,7 +205,7 @@ class _Small:
         loop.prediction.learn(call.pipe.scheduler.timesteps)
 
     def _beginning_with(self, first: Tensor) -> Callable[[Method], Method]:
-        """Lets the pipeline begin with some latents; where positions come with them, they are its own."""
+        """Makes the pipeline begin with given latents, but with its own positions if it has some."""
 
         def beginning(method: Method) -> Method:
             def prepare(*args: Any, **kwargs: Any) -> Any:
@@ -218,7 +218,7 @@ class _Small:
         return beginning
 
     def answer(self, *, is_first: bool) -> None:
-        """Answers one call of the model; the first of a step has the prompt, and its attention is the mask's."""
+        """Answers one call of the model; the first of a step has the prompt, and its attention gives the mask."""
         event, loop = self.call.event, self.loop
         assert isinstance(event, Denoise)
         self.inputs = loop.form.picture(event.arguments[loop.denoiser.adapter.sample], self.size)

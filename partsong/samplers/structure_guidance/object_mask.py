@@ -1,4 +1,4 @@
-"""Maps where a picture attends to its prompt, read off the attention of one call of the model."""
+"""Maps where a picture attends to its prompt, from the attention in one call of the model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["ObjectMask"]
 
 
 class ObjectMask(TorchFunctionMode):
-    """Collects from every attention inside it how much of it each position of the picture pays to the prompt.
+    """Collects, from every attention inside it, how much each position of the picture attends to the prompt.
 
-    In a joint attention of picture and text that is the weight on the text's tokens. In cross-attention all weight is
-    on text. There the first token is left out, to which CLIP's positions attend when they have nothing to attend to.
+    In a joint attention of picture and text this is the weight on the text's tokens. In cross-attention all weight is
+    on text, so the first token is left out, to which positions attend when they attend to nothing in the text.
 
     Args:
         size: height and width of the picture in latents.

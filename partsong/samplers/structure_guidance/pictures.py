@@ -1,4 +1,4 @@
-"""Describes how pipelines hand their latents to their models: as pictures, or as tokens of packed squares."""
+"""Describes the form of latents that pipelines pass to their models: pictures, or tokens of packed squares."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SQUARE = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureForm:
-    """Says how one pipeline hands latents to its model.
+    """Describes the form in which one pipeline passes latents to its model.
 
     Packed latents are tokens `[B, L, 4 C]`, row by row, whose channels are squares of 2 x 2 latents.
 
@@ -45,7 +45,7 @@ class PictureForm:
     required: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
 
     def size(self, named: Mapping[str, Any], sample: Tensor) -> tuple[int, int]:
-        """Returns height and width in latents of what the model is asked for.
+        """Returns height and width of the model's output in latents.
 
         Args:
             named: the model's arguments.
@@ -71,7 +71,7 @@ class PictureForm:
         return F.pixel_unshuffle(picture, _SQUARE).flatten(2).transpose(1, 2) if self.is_packed else picture
 
     def for_patch(self, named: Mapping[str, Any], size: tuple[int, int], patch: tuple[int, int]) -> dict[str, Any]:
-        """Returns the arguments beside the latents that say where a picture of a patch's size has its tokens.
+        """Returns the arguments, besides the latents, with the token positions of a picture of a patch's size.
 
         Args:
             named: those for the whole picture.
@@ -98,7 +98,7 @@ class PictureForm:
         Args:
             clean: the estimate.
             factor: how many times.
-            autoencoder: the pipeline's; it says how packed channels are normalized, each in its own way.
+            autoencoder: the pipeline's; it has the statistics that normalize packed channels.
         """
         if not self.is_normalized:
             return F.interpolate(clean, scale_factor=factor, mode="bilinear")

@@ -1,4 +1,4 @@
-"""Paints pictures beyond the training resolution in patches, with a small picture beside them as a guide."""
+"""Paints pictures beyond the training resolution in patches, with a small picture as a guide."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ MODELS = (
 class StructureGuidance(Strategy):
     """Paints a picture larger than the model was trained on in overlapping patches of the size it was trained on.
 
-    Alone, every patch would become a picture of the whole prompt. Beside them the pipeline therefore samples one small
-    picture, and the patches follow it. In every step, the estimate of the large picture is moved towards that of the
-    small one, as far as the weight says, until little noise is left. From there on the patches add detail. The small
-    picture's estimate is that of the step before, so nobody waits for it. Approximate; a picture of the training size
+    By itself, every patch would become a picture of the whole prompt. So the pipeline also samples one small picture,
+    which the patches follow. In every step, the estimate of the large picture is moved towards that of the
+    small one, by the weight, until little noise is left. From there on the patches add detail. The small
+    picture's estimate is one step old, so no rank waits for it. Approximate; a picture of the training size
     is one patch without a guide, which is the plain pipeline. The result does not depend on the number of ranks.
     Sample with `partsong.samplers.generate`.
 
-    Use it when a picture is to have two to four times the side of those the model was trained on.
+    Use it when a picture should have two to four times the side of those the model was trained on.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         training_size: side in pixels of the pictures the model was trained on; None reads it from the model.
         overlap: share of a patch's side that it has in common with the next one, at least; below 1.
-        weight: of the guide in the first step, from 0 to 1.
+        weight: weight of the guide in the first step, from 0 to 1.
         until: share of noise at which the guide ends; 0 guides to the end, which leaves the small picture, enlarged.
         power: how the weight falls until then: 0 not at all, 1 in a straight line.
         mask: ``attention`` guides where the small picture attends to the prompt, ``none`` everywhere.
@@ -88,7 +88,7 @@ class StructureGuidance(Strategy):
         return "from the second step on, the small picture's estimate is one step old"
 
     def refuses(self, adapter: Adapter) -> str | None:
-        """Refuses models whose pictures are not known to keep their meaning when their latents are scaled."""
+        """Refuses models whose latents are not known to keep their meaning when scaled."""
         if adapter.model == "PixArtTransformer2DModel" and self.mask == "attention":
             return "its text has no first token for positions that attend to nothing in it; use mask='none'"
         if adapter.model in MODELS:
@@ -172,7 +172,7 @@ def grid_for(
 
 
 def _starts(side: int, part: int, overlap: float, step: int) -> tuple[int, ...]:
-    """Returns the first positions of as few parts as cover a side with the overlap, evenly spread."""
+    """Returns the starts of the fewest evenly spread parts that cover a side with the overlap."""
     if step > 1:
         return tuple(step * start for start in _starts(side // step, part // step, overlap, 1))
     count = math.ceil((side - part) / max(1, int(part * (1 - overlap) + 1e-9)))
@@ -185,10 +185,9 @@ def _ramps(starts: Sequence[int], size: int) -> list[Tensor]:
 
 
 class GuidedPatches(Cut):
-    """Deals out the patches and the small picture over the ranks, and shares the results.
+    """Distributes the patches and the small picture over the ranks, and shares the results.
 
-    Patches are dealt out one by one, and the small picture after the last of them: it falls to a rank that has one
-    patch less, where there is one.
+    Patches are assigned in turn, and then the small picture, so it goes to a rank with one patch less if there is one.
 
     Args:
         axis: the ranks.
@@ -210,7 +209,7 @@ class GuidedPatches(Cut):
         return " and ".join(f"{total} {stream}" for stream, total in tokens.items())
 
     def attach(self, hooks: HookSet) -> None:
-        """Puts on no hook: a patch is a picture to the model."""
+        """Does nothing: a patch is a picture to the model."""
 
     def begin_forward(self, latents: Any) -> None:
         """Does nothing: no call is cut inside the model."""

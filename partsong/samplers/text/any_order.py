@@ -1,7 +1,7 @@
-"""Decodes with models that were trained for any order: guesses several tokens at once, and asks for all of them again.
+"""Decodes with models that were trained for any order: guesses several tokens at once, and checks all of them together.
 
-Such a model gives the next token of an order from the tokens before it in that order, and one forward may ask for many
-places, each with its own beginning of the order in sight. So a forward guesses the next tokens from what is decided,
+Such a model gives the next token of an order from the tokens before it in that order, and one forward may answer for
+many places, each of which sees its own prefix of the order. So a forward guesses the next tokens from what is decided,
 and another asks for each of them as if those before it had been right. As long as they were, the answers are those of
 one token at a time. A plain masked model sees all places of a state at once, so that each state needs a row of its own:
 that is `decode` with `verify`.
@@ -24,13 +24,13 @@ __all__ = ["AnyOrderModel", "AnyOrderText", "decode_any_order"]
 
 
 class AnyOrderModel(Protocol):
-    """Gives logits of places of a text, each from a beginning of the order its tokens are decided in."""
+    """Gives logits of places of a text, each from a prefix of the order in which tokens are decided."""
 
     def __call__(self, tokens: Tensor, rank: Tensor, places: Tensor, seen: Tensor) -> Tensor:
         """Returns logits `[B, Q, V]` of the tokens at some places.
 
-        The answer for a place depends on that place and on the tokens of rank below `seen`, and so does what those
-        tokens themselves have seen: a token sees the ranks up to its own (two streams, or query tokens).
+        The answer for a place depends only on that place and on the tokens of rank below `seen`, which in turn see only
+        ranks up to their own (two streams, or query tokens).
 
         Args:
             tokens: int64 `[B, L]`.
@@ -73,7 +73,7 @@ def decode_any_order(
 
     Exact: the texts are those of ``drafts=1``, one token a forward, token for token. The noise is a function of (seed,
     row, position), and a guess and its check draw with the same. There are never more forwards than tokens: the first
-    guess sees what its check would see, so it is right, and the check of the next one gives a token either way.
+    guess sees what its check would see, so it is right, and the check of the next one yields a token in any case.
 
     Args:
         model: trained for any order.
@@ -89,7 +89,7 @@ def decode_any_order(
 
     Source: any-subset speculative decoding, arXiv 2504.20456. There a guess is accepted by the ratio of its
     probabilities; here it has to be the token that the check draws with the same noise, so the text itself is kept and
-    not its distribution alone.
+    not only its distribution.
 
     >>> even = lambda tokens, rank, places, seen: torch.zeros(*places.shape, 3)
     >>> decode_any_order(even, torch.zeros(1, 4, dtype=torch.int64), torch.tensor([[2, 0, 3, 1]])).forwards.tolist()
@@ -134,12 +134,12 @@ class _Rounds:
         self.forwards, self.drafted, self.rejected = (torch.zeros_like(self.at) for _ in range(3))
 
     def go(self, drafts: int) -> None:
-        """Goes on by at least one token in every row that is not done."""
+        """Advances every unfinished row by at least one token."""
         length, step = self.order.shape[1], torch.arange(drafts, device=self.order.device)
         left = length - self.at
         ranks = self.at[:, None] + step
         self._write(ranks, self._draw(ranks, self.at[:, None].expand_as(ranks), left > 0), ranks < length)
-        # The first guess has seen all it should. What the others should have seen includes guesses.
+        # The first guess has seen everything it should; the others should have seen guesses as well.
         ranks = ranks + 1
         checked = (ranks < length) & (drafts > 1)
         asks = checked.any(1)
@@ -148,7 +148,7 @@ class _Rounds:
             return
         guesses, drawn = self._read(ranks), self._draw(ranks, ranks, asks)
         is_guess = checked & (step < drafts - 1)
-        # The first token that differs is the text's own, and so is the one after the last guess.
+        # The first token that differs is correct, and so is the one after the last guess.
         right = _leading(is_guess & (drawn == guesses))
         self._write(ranks, drawn, checked & (step <= right[:, None]))
         self.at = torch.minimum(

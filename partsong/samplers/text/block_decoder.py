@@ -1,4 +1,4 @@
-"""Offers the decoding loop as transformers' ``generate(custom_generate=...)`` wants it."""
+"""Makes the decoding loop a ``custom_generate`` callable for transformers' ``generate``."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ __all__ = ["BlockDecoder"]
 class BlockDecoder:
     """Decodes with `decode` from within ``model.generate(..., custom_generate=BlockDecoder(...))``.
 
-    ``generate`` brings prompts, lengths, stop tokens and the temperature (``do_sample=True``); the rest is set here.
-    Without sampling the most likely tokens are taken. The noise is that of `seed`, or drawn from `generator`. What is
-    not listed here is an argument of `decode`, and the same as there.
+    ``generate`` provides prompts, lengths, stop tokens and the temperature (``do_sample=True``); the rest is set here.
+    Without sampling the most likely tokens are taken. The noise is that of `seed`, or drawn from `generator`. All
+    other attributes are arguments of `decode`.
 
     Attributes:
         generator: gives the seed of each call instead, so that calls differ and a manual seed repeats them.
         streamer: a transformers streamer for one text: a `TextDiffusionStreamer` sees drafts, any other the stable
-            beginning as it grows. (Not ``generate(streamer=...)``: transformers hands that to no custom callable.)
-        last: what the last call returned in full.
+            beginning as it grows. (Not ``generate(streamer=...)``: transformers does not pass that to custom
+            callables.)
+        last: full result of the last call.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
@@ -122,7 +123,7 @@ class BlockDecoder:
                 return end.value
 
     def _show(self, step: Step, shown: int) -> int:
-        """Hands new stable tokens to the streamer, and the rest as a draft where it takes drafts."""
+        """Passes new stable tokens to the streamer, and the rest as a draft if it takes drafts."""
         if self.streamer is None or 0 not in step.stable:
             return shown
         stable = step.stable[0]

@@ -1,9 +1,9 @@
-"""Decides which keys and values are used again, and which tokens are computed anew in a step.
+"""Decides which keys and values are reused, and which tokens are recomputed in a step.
 
 Models whose tokens see nothing after them (causal) or after their block (block diffusion) lose nothing by keeping the
 keys of finished blocks: there every policy but `NoCache` keeps them, and `PrefixCache` is exact. Where all tokens see
-each other (LLaDA, Dream), every kept key is a step old or more, and the policies below differ in what they keep. All of
-them equal `NoCache` at ``refresh_every=1``.
+each other (LLaDA, Dream), every kept key is at least a step old, and the policies below differ in what they keep. All
+of them equal `NoCache` at ``refresh_every=1``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class TextCache(ABC):
 
     Attributes:
         refresh_every: steps from one forward of everything to the next; 1 computes all keys in every step, as
-            without a cache; None refreshes where the policy says so and nowhere else.
-        refresh_blocks: whether everything is computed anew where a block begins.
+            without a cache; None refreshes only where the policy says so.
+        refresh_blocks: whether everything is recomputed when a block begins.
     """
 
     refresh_every: Count | None = None
@@ -40,7 +40,7 @@ class TextCache(ABC):
 
     @abstractmethod
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
-        """Returns what a step between two refreshes computes, of all that the blocks at work can see: bool `[B, L]`."""
+        """Returns which of the visible positions a step between two refreshes computes: bool `[B, L]`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class NoCache(TextCache):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixCache(TextCache):
-    """Keeps the keys of everything before the first block at work.
+    """Keeps the keys of everything before the first active block.
 
     Source: Fast-dLLM, arXiv 2505.22618.
 
@@ -66,7 +66,7 @@ class PrefixCache(TextCache):
     """
 
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
-        """Returns all from the first block at work on; where tokens see their group alone, all of its group."""
+        """Returns all positions from the first active block on; where tokens see only their group, all of it."""
         start = canvas.block >= work.front[:, None]
         if canvas.layered:
             start = start | (canvas.group >= work.low[:, None])
@@ -75,7 +75,7 @@ class PrefixCache(TextCache):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DualCache(TextCache):
-    """Keeps the keys of everything but the blocks at work, so also of the masks after them.
+    """Keeps the keys of everything but the active blocks, so also of the masks after them.
 
     Source: Fast-dLLM, arXiv 2505.22618.
 
@@ -84,7 +84,7 @@ class DualCache(TextCache):
     """
 
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
-        """Returns the blocks at work."""
+        """Returns the active blocks."""
         return work.places
 
 
@@ -93,7 +93,7 @@ class DelayedCache(TextCache):
     """Keeps the keys of decided tokens, beginning some steps after their decision, and computes all undecided ones.
 
     Attributes:
-        delay: steps a token is computed for after its decision: its keys change most in the first.
+        delay: steps for which a token is still computed after its decision: its keys change most at first.
 
     Source: dKV-Cache, arXiv 2505.15781.
 
@@ -106,17 +106,17 @@ class DelayedCache(TextCache):
     delay: Annotated[int, Whole(why="the keys of a token that was just decided are not known yet")] = 1
 
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
-        """Returns what is undecided or was decided just now."""
+        """Returns the undecided and the just decided positions."""
         recent = canvas.free & (canvas.decided_at >= step - self.delay)
         return (canvas.undecided | recent) & canvas.inside
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VicinityCache(TextCache):
-    """Keeps the keys of everything but the blocks at work and their neighbourhood.
+    """Keeps the keys of everything but the active blocks and their neighbourhood.
 
     Attributes:
-        radius: positions on either side of the blocks at work that are computed as well.
+        radius: positions on either side of the active blocks that are computed as well.
 
     Source: dInfer's vicinity refresh, arXiv 2510.08666.
 
@@ -127,7 +127,7 @@ class VicinityCache(TextCache):
     radius: Annotated[int, Whole(0)] = 16
 
     def fresh(self, canvas: Canvas, work: Work, step: int) -> Tensor:
-        """Returns the blocks at work and what lies near them."""
+        """Returns the active blocks and what lies near them."""
         places = torch.arange(canvas.tokens.shape[1], device=canvas.tokens.device)
         first = torch.where(work.places, places, places.numel()).amin(1, keepdim=True) - self.radius
         last = torch.where(work.places, places, -1).amax(1, keepdim=True) + self.radius

@@ -1,4 +1,4 @@
-"""Holds the texts of a batch while they are decoded, and where each of them is at work."""
+"""Holds the texts of a batch while they are decoded, and the active positions of each."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from partsong.samplers.text.rule import Change, Choice, View
 
 __all__ = ["Canvas", "Grid", "Work", "open_canvas"]
 
-#: Above every block number: the block of a position that belongs to no text.
+#: Block number of positions that belong to no text, above all others.
 _NOWHERE = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """Says how a text is cut into blocks, and how many of them are at work at once.
+    """Says how a text is cut into blocks, and how many are active at once.
 
     Attributes:
         block_size: positions of a block.
         origin: where the first block begins: at the first token of the "sequence", or after the "prompt".
-        open_blocks: blocks at work at once. With more than one, a block joins as soon as the one before it has
+        open_blocks: active blocks at a time. With more than one, a block joins as soon as the one before it has
             decided `open_at` of its positions (D2F, arXiv 2508.09192; d3LLM's multi-block decoding).
         open_at: a fraction.
     """
@@ -38,11 +38,11 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """Says where the rows of a canvas are at work in a step.
+    """Holds the active positions of a canvas in a step.
 
     Attributes:
         front: int64 `[B]`, the first block with something pending; the largest integer where nothing is.
-        places: bool `[B, L]`, positions of the blocks at work.
+        places: bool `[B, L]`, positions of the active blocks.
         low: int64 `[B]`, the lowest group among them.
         high: int64 `[B]`, the highest.
     """
@@ -60,18 +60,18 @@ class Canvas:
     Attributes:
         tokens: int64 `[B, L]`; an undecided position holds what the model is fed there.
         undecided: bool `[B, L]`.
-        pending: bool `[B, L]`, what keeps a block at work: the undecided, and with rules that revise whatever they
+        pending: bool `[B, L]`, what keeps a block active: undecided positions and, with rules that revise, those that
             may still change.
         free: bool `[B, L]`, what the decoder may write: neither prompt nor given.
         length: int64 `[B]`.
         prompt: int64 `[B]`, tokens of the prompt.
         block: int64 `[B, L]`, the block of each position; below 0 in the prompt, where the grid begins after it.
         group: int64 `[B, L]`, a token sees those of its own and of lower groups.
-        rows: int64 `[B]`, the row of the batch that was asked for.
+        rows: int64 `[B]`, the row of the original batch.
         step: int64 `[B]`, steps a text has made.
         decided_at: int64 `[B, L]`, the step in which a position got its token; -1 for what was given.
         decided_by: int64 `[B, L]`, the number in `tally.KINDS` of the forward that decided a position.
-        front: int64 `[B]`, the first block at work; -1 before the first step.
+        front: int64 `[B]`, the first active block; -1 before the first step.
         block_step: int64 `[B]`, steps since that block began.
         block_total: int64 `[B]`, undecided positions when it began.
         grid: how it is cut.
@@ -105,7 +105,7 @@ class Canvas:
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.length[:, None]
 
     def work(self) -> Work:
-        """Returns where each row is at work. It costs a few passes, so ask once a step."""
+        """Returns the active positions of each row. It costs a few passes, so call it once a step."""
         inside = self.inside
         front = torch.where(self.pending, self.block, _NOWHERE).amin(1)
         until = self._open_until(front, inside) if self.grid.open_blocks > 1 else front
@@ -118,7 +118,7 @@ class Canvas:
         )
 
     def _open_until(self, front: Tensor, inside: Tensor) -> Tensor:
-        """Returns the last block at work `[B]`."""
+        """Returns the last active block `[B]`."""
         last = front
         for _ in range(self.grid.open_blocks - 1):
             mine = (self.block == last[:, None]) & self.free & inside
@@ -127,7 +127,7 @@ class Canvas:
         return last
 
     def begin(self, front: Tensor) -> None:
-        """Notes for each row whether a new block is the first at work, `[B]`."""
+        """Notes for each row whether a new block is the first active one, `[B]`."""
         moved = front != self.front
         total = (self.undecided & (self.block == front[:, None])).sum(1)
         self.block_step = torch.where(moved, 0, self.block_step)
@@ -140,7 +140,7 @@ class Canvas:
         Args:
             view: what the rule saw.
             choice: what it chose.
-            filler: what stands where nothing is decided; None leaves what the rule wrote there.
+            filler: the token at undecided positions; None leaves what the rule wrote there.
         """
         change = Change.of(view, choice)
         token = torch.where(choice.write, choice.token, view.current)
@@ -178,7 +178,7 @@ class Canvas:
             here = here & (self.pending.cumsum(1) == 0)
         places = torch.arange(here.shape[1], device=here.device)
         first = torch.where(here, places, _NOWHERE).amin(1)
-        # What was given after it must still be reached.
+        # Given tokens after it must still be reached.
         given = self.inside & ~self.free
         first = torch.where((given & (places > first[:, None])).any(1), _NOWHERE, first)
         self.length = self.length.minimum(torch.where(first < _NOWHERE, first + 1, self.length))
@@ -227,14 +227,14 @@ def open_canvas(
     filler: int,
     device: torch.device,
 ) -> Canvas:
-    """Lays out prompts and the places for their answers.
+    """Makes a canvas of prompts and positions for their answers.
 
     Args:
         prompts: token ids of each row; None never occurs in them, a position to fill is part of the answer.
         answers: per row and position, a token that is given or None for one to decide.
         grid: how to cut the texts.
         adapter: who sees whom.
-        filler: what stands where nothing is decided.
+        filler: the token at undecided positions.
         device: where the tensors go.
     """
     rows = len(prompts)
@@ -277,5 +277,5 @@ def _groups(places: Tensor, prompt: Tensor, adapter: TextAdapter) -> Tensor:
         return places.clone()
     assert adapter.block_size is not None
     start = prompt[:, None] if adapter.block_origin == "prompt" else 0
-    # What lies before the first block is cut like what follows, counted back from it.
+    # Positions before the first block are cut like those after, counting backwards.
     return (places - start).div(adapter.block_size, rounding_mode="floor")

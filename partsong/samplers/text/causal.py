@@ -1,9 +1,9 @@
-"""Decodes texts of causal models, whose next place is always the one after the last: the lean twin of `Loop`.
+"""Decodes texts of causal models, which always decide the next position: a lean version of `Loop`.
 
-The general loop asks in every step which positions are at work, who sees whom, what is known of each and what the rule
-makes of it. With a causal model all of that is known: a step has one place in every row, every rule that only decides
-takes it, and the keys of all before it stay. What remains is one token a row, and a few Python lists. Tokens, events,
-tallies and noise are those of the general loop, which the tests hold it to.
+The general loop finds in every step the active positions, who sees whom, their statistics and the rule's choice. With a
+causal model all of that is known: a step has one place in every row, every rule that only decides takes it, and the
+keys of all before it stay. What remains is one token a row, and a few Python lists. Tokens, events, tallies and noise
+are those of the general loop, which the tests hold it to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from partsong.samplers.text.tally import Tally, count
 
 __all__ = ["CausalLoop", "is_plainly_causal"]
 
-#: Stands where nothing is guessed.
+#: Marks a step without guesses.
 _NOTHING = DraftTree()
 
 
@@ -75,7 +75,7 @@ class CausalLoop:
     """Decodes texts of a causal model, a token of every row in a step; iterate over it for the steps.
 
     With drafters a step verifies guesses, and a row gets the next token and one more for each that was right. The token
-    after each guess is drawn as plain decoding draws it, so that the text is the same (`kernels.speculation`).
+    after each guess is drawn as plain decoding draws it, so the text is the same (`kernels.speculation`).
 
     Args:
         request: what was asked for; `is_plainly_causal` holds.
@@ -187,11 +187,11 @@ class CausalLoop:
         self.speculator.observe(row.name, self._next(row), draft, match)
 
     def _next(self, row: _Row) -> TokenDraw:
-        """Says how the row's next token is drawn, for drafters."""
+        """Describes for drafters how the row's next token is drawn."""
         return TokenDraw(self.temperature, 1.0, row.seed, row.step)
 
     def _leave(self) -> tuple[int, ...]:
-        """Lets rows go that have all their tokens."""
+        """Removes finished rows."""
         left = [place for place, row in enumerate(self.rows) if len(row.tokens) < row.length]
         if len(left) == len(self.rows):
             return ()
@@ -208,7 +208,7 @@ class CausalLoop:
 
 
 def speculator_of(model: StockTextModel, asked: Sequence[DrafterKnobs]) -> Speculator:
-    """Builds drafters, with what steps over several tokens of this model usually cost.
+    """Builds drafters, with the usual cost of this model's steps over several tokens.
 
     Raises:
         UnsupportedError: a drafter reads the model's inner states.

@@ -1,7 +1,7 @@
-"""Runs a causal model on texts that grow at their end: their prompts once, then the tokens they have got since.
+"""Runs a causal model on texts that grow at their end: first the prompts, then each new token.
 
-All rows end at one slot of the key store, the shorter ones stand further right in it. So as long as every row gets one
-token in a step, its key is written at one place for all, and only rows of different lengths need a mask.
+All rows end at the same slot of the key store, so shorter ones begin further right. As long as every row gets one token
+per step, all keys are written at one place, and only rows of different lengths need a mask.
 """
 
 from __future__ import annotations

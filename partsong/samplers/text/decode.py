@@ -83,8 +83,8 @@ def decode(
 ) -> Decoded:
     """Continues or fills texts with a masked, block-diffusion or causal language model.
 
-    One loop for all of them: in every step the model looks at the undecided positions of the blocks at work, the rule
-    accepts some, and their tokens are written. A row's text is the same alone and in any batch.
+    One loop serves all: in every step the model looks at the undecided positions of the active blocks, the rule accepts
+    some, and their tokens are written. A row's text is the same in any batch.
 
     Args:
         model: a `TextModel`, a transformers model, a checkpoint folder or a hub id (see `load_text_model`).
@@ -93,15 +93,15 @@ def decode(
         adapter: a name or row of `families.ADAPTERS`; default: recognised.
         rule: what to accept in a step: a `Rule`, or "NAME:key=value" with a name of `RULES`. Default:
             ``EntropyBound(gamma=0.1)``; `Renoise` for models of uniform noise.
-        cache: which keys to use again: a `TextCache`, or "NAME:key=value" with a name of `CACHES`. Default: none where
+        cache: which keys to reuse: a `TextCache`, or "NAME:key=value" with a name of `CACHES`. Default: none where
             all tokens see each other, and `PrefixCache`, which is exact there, everywhere else.
         max_new_tokens: positions after the prompt; a text ends sooner at a stop token. Default: 128 or as many as
             the model has room for; 0 where there are mask tokens in the prompts or a template.
-        template: per row what must stand after the prompt: token ids, and None for positions to fill. A constrained
+        template: per row the required text after the prompt: token ids, and None for positions to fill. A constrained
             beginning is a template that starts with it.
         attention_mask: `[B, L]`, 1 for tokens and 0 for padding on either side; for a tensor of prompts.
         block_size: positions decided together, block after block. Default: the model's own grid, and 32 without one.
-        open_blocks: blocks at work at once.
+        open_blocks: number of active blocks.
         open_at: fraction of a block that must be decided before the next joins.
         temperature: temperature of the draws; 0 takes the most likely tokens.
         seed: the noise is a function of (seed, row, position, step). A list gives each row a seed of its own.
@@ -110,7 +110,7 @@ def decode(
             information `[B, K, K]` in nats.
         verify: steps to draft beyond the next one and to check in the same forward, each in a row of its own. The
             text is that of 0, the default, in fewer forwards; see `verify.VerifiedLoop`.
-        speculate: for causal models, who guesses the next tokens, which one forward then checks: knobs such as
+        speculate: for causal models, what guesses the next tokens, which one forward then checks: knobs such as
             ``Ngram()`` of `kernels.speculation` or "NAME:key=value", one or several. The text is that without guesses.
 
     Returns:
@@ -119,8 +119,8 @@ def decode(
     Raises:
         ArgumentError: a prompt, size, knob or token that does not fit; the message names it.
         ArgumentTypeError: an argument of the wrong type.
-        UnsupportedError: a rule or cache that the model cannot honour, or that drafts cannot be checked with; guesses
-            at the next tokens of a model that is not causal.
+        UnsupportedError: a rule or cache that the model does not support or with which drafts cannot be checked, or
+            `speculate` for a model that is not causal.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
@@ -204,7 +204,7 @@ def _loop(request: DecodeRequest, watched: bool) -> Loop | CausalLoop:
 
 
 def _canvas(request: DecodeRequest) -> Canvas:
-    """Lays out the texts before the first step; models of uniform noise get random tokens where nothing is decided."""
+    """Makes the texts before the first step; models of uniform noise get random tokens at undecided positions."""
     model = request.model
     canvas = open_canvas(
         request.prompts,

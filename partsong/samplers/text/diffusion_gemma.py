@@ -1,8 +1,9 @@
-"""Runs DiffusionGemma: a causal encoder reads finished text, its bidirectional twin denoises a canvas of random tokens.
+"""Runs DiffusionGemma: a causal encoder reads finished text, a bidirectional decoder denoises a canvas of tokens.
 
 The encoder writes the keys of finished text into the store. The decoder reads them, sees its whole canvas, and writes
-no keys. Each denoising step also gets what the step before predicted, as an average of embeddings (self-conditioning).
-The store keeps that prediction as hidden states `[rows, slots, C]`, not as logits over 262144 tokens.
+no keys. Each denoising step also gets the prediction of the previous step, as an average of embeddings
+(self-conditioning). The store keeps that prediction as hidden states `[rows, slots, C]`, not as logits over 262144
+tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _AVERAGED_AT_ONCE = 64
 
 
 class CanvasKeyStore(SlotKeyStore):
-    """Holds the keys of finished text, and what was last predicted for the tokens that are not finished.
+    """Holds the keys of finished text, and the last prediction for unfinished tokens.
 
     Attributes:
         temperature: at which the next step reads the last prediction; the published sampler sets it anew each step,
@@ -35,7 +36,7 @@ class CanvasKeyStore(SlotKeyStore):
             each row its own.
         positions: int64 `[rows, slots + 1]`.
         hidden: `[rows, slots + 1, C]`, None before the first denoising step.
-        predicted: bool `[rows, slots + 1]`, where `hidden` is from the step before.
+        predicted: bool `[rows, slots + 1]`, where `hidden` is from the previous step.
     """
 
     def __init__(self, *, layers: int, rows: int, slots: int, device: torch.device) -> None:
@@ -56,7 +57,7 @@ class CanvasKeyStore(SlotKeyStore):
     def note(self, index: Tensor, slots: Tensor, hidden: Tensor | None) -> None:
         """Stores a prediction for these slots, or (None) that they are finished."""
         self.predicted[index[:, None], slots] = hidden is not None
-        # What several tokens share belongs to none of them.
+        # The scratch slot, which several tokens share, belongs to none of them.
         self.predicted[:, self.slots] = False
         if hidden is not None:
             if self.hidden is None:
@@ -106,7 +107,7 @@ class DiffusionGemmaTextModel:
         self._flops = weight_flops(self.encoder) + 4.0 * self.head.weight.numel()
 
     def key_store(self, rows: int, slots: int) -> CanvasKeyStore:
-        """Makes room for the finished text and the canvas of `rows` rows of `slots` positions."""
+        """Allocates a store for the finished text and the canvas of `rows` rows of `slots` positions."""
         return CanvasKeyStore(layers=self.config.num_hidden_layers, rows=rows, slots=slots, device=self.device)
 
     @torch.no_grad()
@@ -144,7 +145,7 @@ class DiffusionGemmaTextModel:
     def _encode(
         self, tokens: Tensor, positions: Tensor, visible: Tensor, keys: CanvasKeyStore, index: Tensor
     ) -> Tensor:
-        """Reads finished text in order: the encoder is causal, even where the loop shows more."""
+        """Encodes finished text causally, even where the loop allows more."""
         distance = positions[:, :, None] - keys.positions[index, None, : keys.slots]
         seen = visible & (distance >= 0)
         masks = {
@@ -198,7 +199,7 @@ class DiffusionGemmaTextModel:
         }
 
     def _prefix(self, keys: CanvasKeyStore, rows: Tensor | None) -> SimpleNamespace:
-        """Returns what the decoder's attention takes from a cache: each layer's keys and values, of these rows."""
+        """Returns each layer's keys and values of these rows, in the form of a cache for the decoder."""
         layers = []
         for held, layer in zip(keys.layers, self.decoder.layers, strict=True):
             if not held.is_initialized:

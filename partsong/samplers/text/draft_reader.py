@@ -1,8 +1,8 @@
-"""Runs a causal model on guesses at the next tokens of texts, all of them in one forward.
+"""Runs a causal model on guesses at the next tokens of texts, all in one forward.
 
-The guesses at a text are a tree, and a token sees the text and the guesses it follows. Texts get as many tokens from a
-step as were guessed right, so their ends part; each is written at its own place, and the keys of guesses that are kept
-move together.
+The guesses at a text form a tree, and a token sees the text and its ancestors. Texts gain as many tokens in a step as
+were guessed right, so their lengths diverge; each is written at its own position, and the keys of accepted guesses are
+moved together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DraftReader(CausalReader):
         self.ends = [self.end] * len(texts)
 
     def verify(self, tokens: Sequence[int], drafts: Sequence[DraftTree]) -> Tensor:
-        """Feeds a token of every text, and the guesses at what follows it; `keep_paths` says what became of them.
+        """Feeds a token of every text, and the guesses at what follows it; `keep_paths` then says which were accepted.
 
         Returns:
             Hidden states `[nodes, C]`: of the first text those after its token and after each guess, then the next's.
@@ -44,7 +44,7 @@ class DraftReader(CausalReader):
             return self.go_on(tokens)
         device = self.model.device
         firsts = torch.tensor(self.ends, device=device)[:, None]
-        # What fills up shorter drafts sees itself and the text, and nobody sees it; the next tokens overwrite its keys.
+        # Padding of shorter drafts sees itself and the text, and nothing sees it; the next tokens overwrite its keys.
         fed = [
             [token, *draft.tokens] + [0] * (most - 1 - len(draft)) for token, draft in zip(tokens, drafts, strict=True)
         ]
@@ -86,7 +86,7 @@ class DraftReader(CausalReader):
 
 
 def _ancestors(draft: DraftTree, size: int) -> Tensor:
-    """Returns which nodes come before each on the way to it, itself included, bool `[size, size]`."""
+    """Returns the ancestors of each node, itself included, bool `[size, size]`."""
     if draft.is_chain:
         return torch.ones(size, size, dtype=torch.bool).tril()
     seen = [1 << node for node in range(size)]

@@ -1,4 +1,4 @@
-"""Tells what happens to texts while they are decoded, and which part of a text will not change any more."""
+"""Reports changes of texts while they are decoded, and which part of a text is final."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Event:
     """Describes one change of one text.
 
     Attributes:
-        kind: "commit", an undecided position got its token; "revise", a decided one got another, or none; "insert",
-            a place was opened; "delete", a place left.
+        kind: "commit", an undecided position got its token; "revise", a decided one got another or none; "insert", a
+            position was added; "delete", one was removed.
         row: which row of the batch that was asked for.
         position: within the whole text, from 0.
-        token: what stands there now; None for nothing.
-        old: what stood there before; None for nothing.
+        token: the token there now, or None.
+        old: the token there before, or None.
     """
 
     kind: Literal["commit", "revise", "insert", "delete"]
@@ -80,7 +80,7 @@ def _kind(choice: Choice, row: int, place: int, old: int | None) -> Literal["com
 
 
 def stable_lengths(canvas: Canvas, revises: bool) -> list[int]:
-    """Counts by row the tokens after the prompt that cannot change; a rule that revises may change blocks at work."""
+    """Counts by row the final tokens after the prompt; a rule that revises may change active blocks."""
     open_ = (canvas.undecided | canvas.pending) & canvas.inside
     if revises:
         open_ = open_ | (canvas.work().places & canvas.free)

@@ -67,7 +67,7 @@ FAMILIES: tuple[Family, ...] = (
         mask_token_id=156895,
         end_token_ids=(156892,),
     ),
-    # "DreamForCausalLM" is another model under the same model_type, and not shifted.
+    # "DreamForCausalLM" is another model with the same model_type, which is not shifted.
     Family(
         adapter=TextAdapter(name="dream", attention="full", shifted=True),
         model_types=("Dream",),
@@ -124,8 +124,7 @@ _BY_NAME = {family.adapter.name: family for family in FAMILIES}
 #: Every adapter by its name.
 ADAPTERS: dict[str, TextAdapter] = {name: family.adapter for name, family in _BY_NAME.items()}
 
-#: Stock decoders whose attention is what the mask says and whose positions are what they are given; each is compared
-#: with its own forward in the tests.
+#: Stock decoders that use the given mask and positions as they are; the tests compare each with its own forward.
 DECODERS = (
     "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "olmo", "olmo2", "olmoe", "gemma", "granite",
     "cohere", "phi3", "glm4_moe", "smollm3", "gpt2", "gpt_neox",
@@ -147,7 +146,7 @@ def adapter_of(config: Mapping[str, object], asked: str | TextAdapter | None = N
 
     Raises:
         UnsupportedError: the configuration does not say which row it is; the message lists the names.
-        ArgumentError: a name nobody has, or a block size that is not a positive integer.
+        ArgumentError: an unknown name, or a block size that is not a positive integer.
         ArgumentTypeError: `asked` is neither a name nor a row.
 
     >>> adapter_of({"model_type": "sdar", "architectures": ["SDARForCausalLM"], "block_size": 8}).block_size
@@ -168,7 +167,7 @@ def family_of(config: Mapping[str, object], asked: str | None = None) -> Family:
 
     Raises:
         UnsupportedError: not recognised.
-        ArgumentError: a name nobody has.
+        ArgumentError: an unknown name.
         ArgumentTypeError: `asked` is not a name.
     """
     name = asked if asked is not None else config.get(ADAPTER_FIELD)
@@ -190,7 +189,7 @@ def family_of(config: Mapping[str, object], asked: str | None = None) -> Family:
 
 
 def _agrees(family: Family, architectures: tuple[object, ...]) -> bool:
-    # A model object may state none; where two families share a model_type that decides nothing.
+    # A model object may state no architectures; then a model_type that two families share decides nothing.
     if not architectures:
         return sum(bool(set(family.model_types) & set(other.model_types)) for other in FAMILIES) == 1
     return not family.architectures or bool(set(architectures) & set(family.architectures))

@@ -1,6 +1,6 @@
 """Keeps the keys and values of texts that grow at their end, in memory that is reserved ahead.
 
-A new token is written behind the others and a view of all of them is read: nothing is joined or copied in a step.
+A new token is written after the others and a view of all is read, so a step joins and copies nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Layer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocates memory for as many rows and heads as are written first."""
-        # Zeros: a slot that nobody wrote may be read with weight 0, and 0 * nan is nan.
+        # Zeros: an unwritten slot may be read with weight 0, and 0 * nan is nan.
         self.keys, self.values = (
             x.new_zeros(x.shape[0], x.shape[1], self.room, x.shape[3]) for x in (key_states, value_states)
         )
@@ -51,7 +51,7 @@ class _Layer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Writes `[B, H, Q, D]` where the store says; returns all keys and values up to there, as views."""
+        """Writes `[B, H, Q, D]` to the store's slots; returns all keys and values up to there, as views."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
@@ -134,7 +134,7 @@ class GrowingKeys(Cache):
                 buffer[row, :, first:until] = buffer[row].index_select(1, come_from)
 
     def keep(self, rows: Tensor) -> None:
-        """Forgets all rows but these, int64 `[n]`, which move together in the order given."""
+        """Forgets all rows but these, int64 `[n]`, moved together in the given order."""
         for layer in self.layers:
             if layer.keys is not None and layer.values is not None:
                 layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)

@@ -1,4 +1,4 @@
-"""Applies the head at a few positions: forbids tokens, and says how likely a given token is."""
+"""Applies the head at a few positions: forbids tokens, and computes the probability of given ones."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def barred(head: Head, tokens: tuple[int, ...], bias: Tensor | None = None) -> T
 
 
 def log_probs(head: Head, hidden: Tensor, tokens: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Says how likely tokens are, and which would be the likeliest, without ever storing the logits.
+    """Computes log-probabilities of given tokens, and the likeliest tokens, without storing the logits.
 
     Args:
         head: from hidden states to logits.
         hidden: `[N, C]`.
         tokens: int64 `[N]`.
-        bias: in place of the head's; see `barred`.
+        bias: replaces the head's; see `barred`.
 
     Returns:
         Log-probabilities `[N]` in nats, and the most likely tokens `[N]`.

@@ -1,7 +1,7 @@
-"""Keeps the keys and values of a batch in fixed slots, which are written anywhere and read whole.
+"""Keeps the keys and values of a batch in fixed slots, which are written in any order and read as a whole.
 
-A causal cache only grows at its end. A text that is decoded in any order writes wherever it decides, again and again,
-and row by row at its own pace; so a position owns a slot, and each forward says which slots its tokens write.
+A causal cache only grows at its end. A text that is decoded in any order writes anywhere, repeatedly, and each row at
+its own pace; so every position owns a slot, and each forward names the slots that its tokens write.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class SlotLayer(CacheLayerMixin):
         self._taken: Tensor | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocates the buffers; heads, width, dtype and device are those of what is written first."""
-        # Zeros, not empty: a slot nobody wrote has weight 0 in the attention, and 0 * nan is nan.
+        """Allocates the buffers; heads, width, dtype and device are those of the first write."""
+        # Zeros, not empty: an unwritten slot has weight 0 in the attention, and 0 * nan is nan.
         self.keys, self.values = (
             x.new_zeros(self.rows, x.shape[1], self.slots + 1, x.shape[3]) for x in (key_states, value_states)
         )

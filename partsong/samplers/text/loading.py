@@ -54,7 +54,7 @@ def load_text_model(
     Args:
         source: a transformers model (used as it is, in eval mode), a checkpoint folder, a model of the zoo, or a hub
             id "owner/name".
-        adapter: how it is decoded: a name out of `families.ADAPTERS`, or a row of one's own. Default: recognised.
+        adapter: how it is decoded: a name in `families.ADAPTERS`, or your own row. Default: recognised.
         mask_token_id: default: the configuration's, the family's, or the folder's tokenizer's.
         dtype: that of the weights. Default: the checkpoint's.
         device: default: the CPU.
@@ -153,7 +153,7 @@ def _end_tokens(
         except (OSError, ValueError, AttributeError) as error:
             raise ArgumentError(f"{path} cannot be read as a generation configuration: {error}") from error
     ids = {i for entry in stated if entry is not None for i in (entry if isinstance(entry, list | tuple) else [entry])}
-    # The public checkpoints' chat templates end turns with tokens their configurations do not name.
+    # The public checkpoints' chat templates end turns with tokens that their configurations do not name.
     if family is not None and mask is not None and mask == family.mask_token_id:
         ids.update(family.end_token_ids)
     return tuple(sorted(i for i in ids if 0 <= i < text.vocab_size))

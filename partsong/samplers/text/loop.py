@@ -1,4 +1,4 @@
-"""Runs the decoding loop: reads the positions at work, lets the rule choose, writes, until nothing is pending."""
+"""Runs the decoding loop: reads the active positions, lets the rule choose, writes, until nothing is pending."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Look:
-    """Holds what a forward showed of each row.
+    """Holds the result of a forward for each row.
 
     Attributes:
-        view: of the positions at work.
-        hidden: `[B, K, C]`, the states it was read from.
+        view: that of the active positions.
+        hidden: `[B, K, C]`, the states it was computed from.
         kinds: kind of forward of each row.
     """
 
@@ -47,7 +47,7 @@ class Loop:
 
     Args:
         canvas: the texts.
-        views: shows its positions to the rule, which it names.
+        views: shows positions to its rule.
         reader: runs the model on the canvas.
         stop_token_ids: tokens that end a text.
         watched: whether steps carry events and texts.
@@ -74,7 +74,7 @@ class Loop:
 
     @torch.no_grad()
     def _step(self, number: int) -> tuple[Event, ...]:
-        """Goes on by one forward, and returns what changed."""
+        """Makes one forward, and returns the changes."""
         waiting = self.canvas.undecided.clone()
         look = self._look(number)
         choice = self.rule.choose(look.view)
@@ -85,7 +85,7 @@ class Loop:
         return events
 
     def _look(self, number: int) -> Look:
-        """Reads the positions at work with one forward."""
+        """Reads the active positions with one forward."""
         canvas = self.canvas
         work = canvas.work()
         canvas.begin(work.front)
@@ -100,12 +100,12 @@ class Loop:
         return Look(view, hidden, kinds)
 
     def _write(self, view: View, choice: Choice) -> None:
-        """Writes what was chosen, and ends texts at a stop token; with rules that revise when all before is settled."""
+        """Writes the choice, and ends texts at a stop token; with rules that revise, once all before it is final."""
         self.reader.mark_stale(self.canvas.write(view, choice, self.filler))
         self.canvas.end(self.stops, self.rule.revises)
 
     def _note(self, view: View, choice: Choice, counts: Tensor | None = None) -> None:
-        """Notes in the tallies what was chosen, in all rows or in those that count, bool `[B]`."""
+        """Notes the choice in the tallies, for all rows or those that count, bool `[B]`."""
         change = Change.of(view, choice)
         accepted = torch.where(change.new, view.entropy, 0.0)
         spent = (accepted.sum(1) - accepted.amax(1)).clamp(min=0.0).tolist()
@@ -118,13 +118,13 @@ class Loop:
             tally.certificate = tally.certificate + spent[row] if is_bound and tally.certificate is not None else None
 
     def _credit(self, waiting: Tensor, kinds: list[str]) -> None:
-        """Notes the kind of each row's forward where a position that waited, bool `[B, L]`, is decided now."""
+        """Notes the kind of each row's forward for the waiting positions, bool `[B, L]`, that it decided."""
         canvas = self.canvas
         numbers = torch.tensor([KINDS.index(kind) for kind in kinds], device=waiting.device)
         canvas.decided_by = torch.where(waiting & ~canvas.undecided, numbers[:, None], canvas.decided_by)
 
     def _report(self, number: int, events: tuple[Event, ...], finished: tuple[int, ...]) -> Step:
-        """Describes a step, and lets rows go that are done; `finished` went before it."""
+        """Describes a step, and removes finished rows; `finished` were removed before it."""
         canvas, stable, tokens = self.canvas, {}, {}
         if self.watched:
             lengths = stable_lengths(canvas, self.rule.revises)
@@ -137,7 +137,7 @@ class Loop:
         return Step(number=number, events=events, stable=stable, tokens=tokens, finished=finished + self._leave())
 
     def _leave(self) -> tuple[int, ...]:
-        """Lets rows go in which nothing is pending."""
+        """Removes rows in which nothing is pending."""
         canvas = self.canvas
         done = ~canvas.pending.any(1)
         if not done.any():
@@ -149,7 +149,7 @@ class Loop:
             tokens = canvas.tokens[row, begin:end].tolist()
             stopped = "stop token" if tokens and tokens[-1] in self.stops.tolist() else "length"
             tally = self.reader.tallies[names[row]]
-            # What was decided after the end of a text is nobody's token.
+            # Tokens after the end of a text do not count.
             for kind in canvas.decided_by[row][canvas.free[row] & canvas.inside[row]].tolist():
                 tally.tokens[KINDS[kind]] += 1
             self.ended[names[row]] = Ended(tokens, stopped, tally)

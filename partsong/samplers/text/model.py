@@ -1,4 +1,4 @@
-"""Says what the decoding loop asks of a language model, and describes each architecture in a row of data."""
+"""Defines the decoding loop's interface to language models, and describes each architecture in a row of data."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class TextAdapter:
         attention: which tokens one may see. "full": all of its row; "block_causal": those of its own block and of
             earlier ones; "causal": itself and those before it.
         shifted: the distribution of the token at position p is read at p - 1 (models grown from causal ones).
-        noise: what stands where nothing is decided: "mask", the mask token; "uniform", random tokens (DiffusionGemma);
-            "none", nothing is fed there (causal models).
+        noise: what is fed at undecided positions: "mask", the mask token; "uniform", random tokens (DiffusionGemma);
+            "none", nothing (causal models).
         block_size: tokens of the grid of "block_causal" attention; None where there is no grid.
         block_origin: where that grid begins: at the first token of the "sequence", or after the "prompt".
         transform: dotted path of a module between the last hidden state and the output embedding, or "".
-        keeps_keys: keys and values of earlier forwards can be used again.
+        keeps_keys: keys and values of earlier forwards can be reused.
         needs_keys: finished text is read through a key store only, into which calls with ``clean=True`` write it.
     """
 
@@ -58,7 +58,7 @@ class Head:
 
 
 class KeyStore(Protocol):
-    """Holds the keys and values of a batch: a slot for each position, and one more that nobody may see."""
+    """Holds the keys and values of a batch: a slot for each position, and one more that is never visible."""
 
     def keep(self, rows: Tensor) -> None:
         """Forgets all rows but these (int64 `[n]`), which move together."""
@@ -66,16 +66,16 @@ class KeyStore(Protocol):
 
 
 class TextModel(Protocol):
-    """Shows a language model to the decoding loop.
+    """Presents a language model to the decoding loop.
 
     Attributes:
         adapter: its row.
-        mask_token_id: what is fed where nothing is decided; None unless ``adapter.noise == "mask"``.
+        mask_token_id: the token fed at undecided positions; None unless ``adapter.noise == "mask"``.
         eos_token_ids: tokens that end a text; may be empty.
         vocab_size: V, tokens of the head.
         max_positions: longest text it was made for; None where that is not known.
         device: where token ids are expected.
-        head: from what `forward` returns to logits.
+        head: turns the output of `forward` into logits.
     """
 
     adapter: TextAdapter
@@ -87,7 +87,7 @@ class TextModel(Protocol):
     head: Head
 
     def key_store(self, rows: int, slots: int) -> KeyStore | None:
-        """Makes room for the keys of `rows` rows of `slots` positions; None for a model that keeps no keys."""
+        """Allocates a store for `rows` rows of `slots` positions; None for a model that keeps no keys."""
         ...
 
     def forward(
@@ -103,7 +103,7 @@ class TextModel(Protocol):
     ) -> Tensor:
         """Returns the last hidden states `[B, Q, C]` of some tokens of each row, as the head takes them.
 
-        Their keys and values are written to `slots` before anybody attends, so tokens of one call see each other.
+        Their keys and values are written to `slots` before attention, so tokens of one call see each other.
 
         Args:
             tokens: int64 `[B, Q]`.
@@ -114,8 +114,8 @@ class TextModel(Protocol):
                 Q where there is no store).
             keys: from `key_store`.
             rows: int64 `[B]`, the rows of the store these are; None is all of them, in order.
-            clean: the tokens are decided, and the call is made for their keys (models that encode finished text
-                differently look at this).
+            clean: whether the tokens are decided and only their keys are needed (for models that encode finished text
+                differently).
         """
         ...
 
@@ -126,7 +126,7 @@ class TextModel(Protocol):
 
 @runtime_checkable
 class MixingTextModel(TextModel, Protocol):
-    """Shows a language model that can read a mixture of a token and the mask, for rules that mix."""
+    """Presents a language model that can read a mixture of a token and the mask, for rules that mix."""
 
     def forward_mixed(
         self,
@@ -138,7 +138,7 @@ class MixingTextModel(TextModel, Protocol):
         keys: KeyStore | None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Returns what `forward` does, for embeddings between those of the tokens and that of the mask.
+        """Returns what `forward` does, for embeddings interpolated between token and mask.
 
         Args:
             tokens: int64 `[B, Q]`.

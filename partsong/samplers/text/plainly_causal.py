@@ -1,4 +1,4 @@
-"""Says which texts can be decoded one place after the other, with nothing to choose but the token."""
+"""Says which texts can be decoded position by position, with only the token to choose."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partsong.samplers.text.runner import StockTextModel
 
 __all__ = ["why_not_plainly_causal"]
 
-#: Rules that take the only position there is.
+#: Rules that always take the only available position.
 _DECIDING = (Quota, LLaDA, Threshold, Factor, Entropy, EntropyBound, KLStable, Hierarchy)
 #: Caches that keep the keys of all decided tokens; without refreshes they are the same for a causal model.
 _KEEPING = (PrefixCache, DualCache)

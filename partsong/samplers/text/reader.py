@@ -1,4 +1,4 @@
-"""Runs the model for the positions at work: decides what to compute, what to keep, and who sees whom."""
+"""Runs the model for the active positions: decides what to compute, what to keep, and who sees whom."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class _Batch:
 
 
 class Reader:
-    """Computes the hidden states of the positions at work, by a model and a policy of what to keep.
+    """Computes the hidden states of the active positions, with a model and a policy of what to keep.
 
-    It looks at the canvas anew in every step. There is one tally for each row that was asked for, and a row has
-    `shadows` places for masked shadows of decided positions.
+    It reads the canvas anew in every step. There is one tally for each row of the original batch, and a row has
+    `shadows` places for masked copies of decided positions.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Reader:
 
         Args:
             step: number of the step.
-            work: where the rows are at work.
+            work: the active positions of the rows.
             index: int64 `[B, K]`, positions within the texts.
             real: bool `[B, K]`.
-            shadow: bool `[B, K]`, those that are also read with themselves masked, or None.
+            shadow: bool `[B, K]`, positions that are also read while masked themselves, or None.
 
         Returns:
             Hidden states `[B, K, C]`, those of the shadows or None, and the kind of forward of each row.
@@ -86,7 +86,7 @@ class Reader:
         return hidden, twins, kinds
 
     def _batches(self, step: int, work: Work, at: Tensor, real: Tensor) -> list[_Batch]:
-        """Decides what has to be computed; rows that compute everything go apart from those that compute little."""
+        """Decides what has to be computed; rows that compute everything get a separate batch."""
         canvas, adapter = self.canvas, self.model.adapter
         visible = canvas.inside & (canvas.group <= work.high[:, None])
         if adapter.noise == "none":
@@ -132,10 +132,10 @@ class Reader:
         canvas, rows, length = self.canvas, batch.rows, self.canvas.tokens.shape[1]
         index, there = pick(batch.compute)
         tokens = canvas.tokens[rows].gather(1, index)
-        # A text that ended at a stop token no longer holds what its keys were kept for.
+        # A text that ended at a stop token no longer holds the tokens of its kept keys.
         known = (self.known[rows] | batch.compute) & canvas.inside[rows]
         visible = self._visible(rows, index, known)
-        visible[..., 0] |= ~there  # a filler sees something, so that nothing is divided by zero
+        visible[..., 0] |= ~there  # padding sees something, so that nothing is divided by zero
         slots, positions = torch.where(there, index, length + self.room), index
         place = torch.zeros(len(rows), length, dtype=torch.int64, device=index.device)
         place.scatter_(1, index, torch.arange(index.shape[1], device=index.device).expand_as(index))
@@ -175,12 +175,12 @@ class Reader:
         return self.model.forward_mixed(call[0], share, *call[1:], self.keys, some)
 
     def _visible(self, rows: Tensor, index: Tensor, known: Tensor) -> Tensor:
-        """Says what each position sees, bool `[B, Q, L]`."""
+        """Returns what each position sees, bool `[B, Q, L]`."""
         group = self.canvas.group[rows]
         return (group[:, None, :] <= group.gather(1, index)[:, :, None]) & known[:, None, :]
 
     def _shadows(self, rows: Tensor, index: Tensor, known: Tensor) -> tuple[Tensor, ...]:
-        """Adds masked tokens beside decided ones: they see all but what they shadow, and nothing sees them."""
+        """Adds masked copies of decided tokens: they see all but the original, and nothing sees them."""
         length, (num, most) = self.canvas.tokens.shape[1], index.shape
         assert self.model.mask_token_id is not None and most <= self.room
         visible = self._visible(rows, index, known).scatter(2, index[..., None], False)
@@ -206,12 +206,12 @@ class Reader:
         self.stale |= group >= low
 
     def set_temperatures(self, heats: list[float | None]) -> None:
-        """Tells models that read their own last prediction at what temperature each row's tokens are drawn."""
+        """Passes each row's temperature to models that read their own last prediction."""
         if hasattr(self.keys, "temperature") and None not in heats:
             self.keys.temperature = torch.tensor(heats, device=self.canvas.tokens.device)  # type: ignore[union-attr]
 
     def keep(self, rows: Tensor) -> None:
-        """Forgets all rows but these, and holds a row twice that is named twice; the canvas has done so already."""
+        """Forgets all rows but these, and duplicates rows that are named twice, as the canvas has done already."""
         if self.keys is not None:
             self.keys.keep(rows)
         for name in ("known", "stale", "since", "front", "is_new"):

@@ -17,7 +17,7 @@ RULES = {
     "llada": rules.LLaDA,
 }
 
-#: Cache classes by name, without the word: ``none``, ``prefix`` ...
+#: Cache classes by name, without "cache": ``none``, ``prefix`` ...
 CACHES = {"none": NoCache, "prefix": PrefixCache, "dual": DualCache, "delayed": DelayedCache, "vicinity": VicinityCache}
 
 

@@ -1,7 +1,7 @@
-"""Says where each tensor of a public checkpoint belongs in a stock transformers module.
+"""Maps each tensor of a public checkpoint to its place in a stock transformers module.
 
 A family's loader reads the configuration, refuses what the stock module does not compute, and writes a `Rekeying`:
-the stock configuration, its class, and for every tensor of the checkpoint the place it goes. Missing and unexpected
+the stock configuration, its class, and the place of every tensor of the checkpoint. Missing and unexpected
 tensors and wrong shapes are then known from the files' headers, before a single weight is read.
 """
 
@@ -35,7 +35,7 @@ class WeightPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rekeying:
-    """Describes a checkpoint's way into a stock module.
+    """Describes how a checkpoint is loaded into a stock module.
 
     Attributes:
         model_class: the stock class, with its language-model head.
@@ -50,7 +50,7 @@ class Rekeying:
     zero: tuple[str, ...] = ()
 
 
-#: Fields every transformers configuration may carry and that no forward reads: names, bookkeeping, training, sampling.
+#: Fields of any transformers configuration that no forward reads: names, bookkeeping, training, sampling.
 _IDLE = frozenset(
     """
     architectures auto_map model_type torch_dtype dtype transformers_version name_or_path use_cache return_dict
@@ -108,7 +108,7 @@ class Fields:
         self._seen.update(names)
 
     def refuse_unread(self) -> None:
-        """Refuses fields that nobody has read: what they would change is unknown."""
+        """Refuses fields that were not read, since their effect is unknown."""
         idle = self._seen | _IDLE
         if self.config.get("quantization_config") is not None:
             raise UnsupportedError(f"this {self.family} checkpoint is quantised; load one in floating point")
@@ -134,7 +134,7 @@ class Fields:
 
 
 def shared_settings(fields: Fields) -> dict[str, Any]:
-    """Reads what most configurations name as transformers does."""
+    """Reads the settings that most configurations name like transformers."""
     heads = fields.need("num_attention_heads")
     return {
         "vocab_size": fields.need("vocab_size"),
@@ -203,7 +203,7 @@ def expert_layers(layers: int, count: int, width: int) -> dict[str, tuple[Weight
 
 
 def outer_weights(tied: bool) -> dict[str, tuple[WeightPlace, ...]]:
-    """Maps what is not in a layer; an output embedding that is `tied` to the input is not in the file."""
+    """Maps weights outside the layers; an output embedding `tied` to the input is not in the file."""
     return same_names(["model.embed_tokens.weight", "model.norm.weight", *([] if tied else ["lm_head.weight"])])
 
 

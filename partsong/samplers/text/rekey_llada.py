@@ -83,7 +83,7 @@ def _check_llada(fields: Fields) -> None:
     # Dropout is off in eval mode, and a rotation in float32 is the same rotation, rounded later.
     fields.ignore("residual_dropout", "embedding_dropout", "alibi_bias_max", "attention_layer_norm_with_affine")
     fields.ignore("flash_attention", "precision", "rope_full_precision", "mlp_ratio", "mlp_hidden_size")
-    fields.ignore("train_max_sequence_length")  # what Fast-dLLM's code saves and no forward reads
+    fields.ignore("train_max_sequence_length")  # saved by Fast-dLLM's code, but read by no forward
     fields.refuse_unread()
 
 
@@ -112,7 +112,7 @@ def _check_llada_moe(fields: Fields, layers: int) -> None:
         clip_qkv=None,
         moe_router_enable_expert_bias=False,
         moe_router_score_function="softmax",
-        # The published forward never renormalises, whatever this field says; a checkpoint that asks for it is another.
+        # The published forward never renormalises, so a checkpoint that asks for it is another model.
         norm_topk_prob=False,
         partial_rotary_factor=1,
         qk_layernorm=True,

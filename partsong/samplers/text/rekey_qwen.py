@@ -1,6 +1,6 @@
 """Loads Dream and Fast-dLLM v2 as a stock Qwen2, SDAR as a stock Qwen3 or Qwen3-MoE: the names are the same already.
 
-What sets them apart, the order of attention and the shift, is the decoder's business and not in the weights. Sources:
+They differ in the order of attention and the shift, which belong to the decoder and not to the weights. Sources:
 Dream arXiv 2508.15487, Fast-dLLM v2 arXiv 2509.26328, SDAR arXiv 2510.06303.
 """
 
@@ -63,7 +63,7 @@ def sdar(config: Mapping[str, Any]) -> Rekeying:
 
 
 def _qwen_settings(fields: Fields) -> dict[str, Any]:
-    """Reads what all these configurations have."""
+    """Reads the settings that all these configurations share."""
     fields.allow_only(use_sliding_window=False, layer_types=(["full_attention"] * fields.need("num_hidden_layers"),))
     fields.ignore("sliding_window", "max_window_layers")
     most_positions = fields.get("max_position_embeddings", 32768)

@@ -1,4 +1,4 @@
-"""Checks what `decode` is asked for, before the first forward."""
+"""Checks the arguments of `decode`, before the first forward."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["DecodeRequest", "check_request", "row_seeds"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeRequest:
-    """Holds everything `decode` was asked for, checked; see there."""
+    """Holds the checked arguments of `decode`; see there."""
 
     model: TextModel
     prompts: list[list[int]]
@@ -67,7 +67,7 @@ def check_request(
     verify: Annotated[int, Whole(0)] = 0,
     speculate: DrafterKnobs | str | Sequence[DrafterKnobs | str] | None = None,
 ) -> DecodeRequest:
-    """Checks everything `decode` is asked for before the first forward; arguments and errors as there."""
+    """Checks all arguments of `decode` before the first forward; arguments and errors as there."""
     sizes = {"max_new_tokens": max_new_tokens, "block_size": block_size, "open_blocks": open_blocks, "verify": verify}
     check_knobs(type_hints(check_request), {**sizes, "open_at": open_at, "temperature": temperature})
     drafters, model = drafters_of(speculate), _text_model(model, adapter)
@@ -91,7 +91,7 @@ def check_request(
 
 
 def check_verify(verify: int, rule: Rule, cache: TextCache, adapter: TextAdapter) -> None:
-    """Refuses what would make the text depend on which steps were checked together.
+    """Refuses options with which the text would depend on which steps are checked together.
 
     Raises:
         UnsupportedError: the model has no masks, the rule looks back, or the cache keeps what is out of date.
@@ -112,7 +112,7 @@ def check_verify(verify: int, rule: Rule, cache: TextCache, adapter: TextAdapter
     exact = adapter.attention == "block_causal" and isinstance(cache, PrefixCache)
     if not (exact or isinstance(cache, NoCache) or cache.refresh_every == 1):
         raise UnsupportedError(
-            f"{type(cache).__name__} keeps keys of the step before, and steps that are checked together have none "
+            f"{type(cache).__name__} keeps keys of the previous step, and steps that are checked together have none "
             f"before them; use cache='none' with verify, or 'prefix' with block diffusion"
         )
 
@@ -164,7 +164,7 @@ def _cache(cache: str | TextCache | None, adapter: TextAdapter) -> TextCache:
 
 
 def _check_rule(rule: Rule, model: TextModel, probe: Probe | None) -> None:
-    """Refuses rules that the model or the other arguments cannot serve."""
+    """Refuses rules that the model or the other arguments do not support."""
     adapter, name = model.adapter, type(rule).__name__
     if adapter.noise == "mask" and (model.mask_token_id is None or not 0 <= model.mask_token_id < model.vocab_size):
         raise ArgumentError(

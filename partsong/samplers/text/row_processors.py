@@ -1,8 +1,8 @@
-"""Lets logits processors and stopping criteria of transformers look at one text at a time, whatever step it is at.
+"""Applies transformers' logits processors and stopping criteria to single texts at different steps.
 
 `generate` calls them for all rows of a batch at once, which all have the same length. Where guesses are verified, rows
-are at different steps, and every guess is a text of its own. So only those can be used that look at nothing but the row
-they are given, and have no memory. They are called for all texts of one length together.
+are at different steps, and every guess is a text of its own. So only those can be used that look only at the row they
+are given, and have no memory. They are called for all texts of one length together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RowProcessors:
     """Calls logits processors and stopping criteria for single texts.
 
     Args:
-        processors: as `generate` has prepared them for the batch.
+        processors: those that `generate` prepared for the batch.
         criteria: likewise.
         row_wise: further types that look at nothing but the row they are given.
 
@@ -64,7 +64,7 @@ class RowProcessors:
 
         Args:
             rows: the row of the batch that each text belongs to.
-            texts: as `generate` would have them, with what fills up their beginnings.
+            texts: as `generate` would have them, with padding at the beginning.
             logits: `[texts, vocabulary]`.
 
         Returns:
@@ -83,13 +83,13 @@ class RowProcessors:
         return scores
 
     def ends(self, text: Sequence[int], scores: Any = None) -> bool:
-        """Says whether a text ends where it stands."""
+        """Says whether a text ends here."""
         ids = torch.tensor([text])
         return any(bool(criterion(ids, scores)) for criterion in self._criteria)
 
 
 def _of_rows(processor: Any, rows: list[int]) -> Any:
-    """Returns a processor for some rows of the batch: this one keeps a number for each row."""
+    """Returns a processor for some rows of the batch: one of these keeps a number for each row."""
     ignored = getattr(processor, "prompt_ignore_length", None)
     if not isinstance(ignored, Tensor):
         return processor

@@ -1,7 +1,7 @@
-"""Defines what a decoding rule sees and what it answers; the rules themselves are in files of their own.
+"""Defines what a decoding rule sees and returns; the rules themselves are in files of their own.
 
-A rule looks at the distributions of the positions at work and says which tokens to write. It sees what the model thinks
-of a position (`max_prob`, `entropy` ...) and the token that was drawn there. The choice of *positions* must not depend
+A rule looks at the distributions of the active positions and chooses which tokens to write. It sees statistics of a
+position (`max_prob`, `entropy` ...) and the token that was drawn there. The choice of *positions* must not depend
 on the drawn token. A rule that accepts a position because its draw was likely draws likely tokens too often, even one
 token at a time and with a perfect model.
 """
@@ -23,14 +23,14 @@ __all__ = ["Change", "Choice", "Rule", "View", "best", "commit", "rank_of", "wit
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class View:
-    """Shows a rule the positions at work, `[B, K]`: K is that of the row with most, and `real` says which ones exist.
+    """Shows a rule the active positions, `[B, K]`: K is the most of any row, and `real` marks those that exist.
 
     Attributes:
         real: bool, the others are filler: probabilities 0, entropy infinite.
         index: int64, position within the text.
-        block: int64, 0 for the first block at work, 1 for the next.
+        block: int64, 0 for the first active block, 1 for the next.
         undecided: bool.
-        current: int64, what stands there now.
+        current: int64, the present token.
         token: int64, drawn from the model's distribution; its argmax at temperature 0.
         token_prob: probability of `token` at temperature 1.
         argmax: int64, the most likely token.
@@ -43,13 +43,13 @@ class View:
         eager: whether tokens are argmaxes (temperature 0).
         length: L, positions of the canvas.
         memory: tensors `[B, L, ...]` that the rule keeps from step to step; rows leave with their text.
-        divergence: KL divergence `[B, K]` of the distributions of this step from those of the step before, in nats;
+        divergence: KL divergence `[B, K]` of the distributions of this step from those of the previous step, in nats;
             infinite where there was none. Costs a pass over the vocabulary.
-        current_prob: probability `[B, K]` of `current` in a second forward where each position at work is masked
-            alone; only for rules with ``shadows``.
+        current_prob: probability `[B, K]` of `current` in a second forward where each active position is masked
+            by itself; only for rules with ``shadows``.
         mutual_information: pairwise `[B, K, K]` in nats, where a probe was given.
-        random: uniform numbers `[B, K]` of this step, a function of seed, position and step; the argument tells
-            streams apart.
+        random: uniform numbers `[B, K]` of this step, a function of seed, position and step; the argument
+            selects a stream.
         random_token: a uniform token for each position, likewise.
     """
 
@@ -77,7 +77,7 @@ class View:
     random_token: Callable[[], Tensor]
 
     def noted(self, name: str, fill: int) -> Tensor:
-        """Returns what was noted under a name for these positions, int64 `[B, K]`, and `fill` at first."""
+        """Returns the values noted under a name for these positions, int64 `[B, K]`, or `fill` before."""
         if name not in self.memory:
             self.memory[name] = torch.full((len(self.index), self.length), fill, device=self.index.device)
         return self.memory[name].gather(1, self.index)
@@ -91,15 +91,15 @@ class View:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Choice:
-    """Says what to do with the positions of a `View`; all `[B, K]`.
+    """Holds a rule's choice for the positions of a `View`; all `[B, K]`.
 
     Attributes:
         write: bool, positions that get `token`.
         token: int64.
         undecided: bool, positions that are undecided afterwards.
-        pending: bool, positions that keep their block at work; at least the undecided.
-        inserted: bool or None, positions whose writing opened a new place, for the events of a stream.
-        deleted: bool or None, positions whose token left.
+        pending: bool, positions that keep their block active; at least the undecided.
+        inserted: bool or None, positions whose token inserted a new position, for the events of a stream.
+        deleted: bool or None, positions whose token was removed.
         mask_share: or None, how much of the mask's embedding the next forward reads in place of the token's, 0 to 1;
             from rules that mix.
     """
@@ -115,7 +115,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Change:
-    """Says what a choice changes of what stands there; all bool `[B, K]`.
+    """Holds the changes that a choice makes; all bool `[B, K]`.
 
     Attributes:
         new: undecided positions that get a token.
@@ -129,7 +129,7 @@ class Change:
 
     @property
     def edits(self) -> Tensor:
-        """Marks the decided positions that do not keep their token."""
+        """Marks decided positions that lose their token."""
         return self.other | self.taken
 
     @staticmethod
@@ -147,14 +147,14 @@ class Rule(ABC):
     """Decides which tokens a step writes. Derive a frozen dataclass of knobs from it and write `choose`.
 
     Attributes:
-        reads: which positions it is shown: the "undecided" ones of the blocks at work, or all "free" ones in them.
+        reads: which positions it sees: the "undecided" ones of the active blocks, or all "free" ones in them.
         noise: kinds of models it fits, as in `TextAdapter.noise`.
-        revises: it may change its mind about tokens it wrote; a text then ends only when nothing is pending.
+        revises: it may change tokens that it wrote; a text then ends only when nothing is pending.
         moves: it may move tokens to other places of their block.
-        shadows: it asks what the model thinks of decided positions when each is masked alone.
-        probes: it asks what positions share.
+        shadows: it needs the model's distribution of decided positions, each masked by itself.
+        probes: it needs the mutual information of positions.
         mixes: it lets the model read a mixture of a token and the mask.
-        remembers: its choice depends on what it saw in earlier steps, by the memory or the divergence of a `View`.
+        remembers: its choice depends on earlier steps, by the memory or the divergence of a `View`.
         unbiased: drawn texts follow the model's own conditionals, if positions are accepted one at a time.
     """
 
@@ -174,11 +174,11 @@ class Rule(ABC):
         return ()
 
     def validate(self) -> None:
-        """Refuses knobs out of range with an ArgumentError; a rule whose knobs bound each other checks that too."""
+        """Refuses knobs out of range with an ArgumentError; also checks knobs that bound each other."""
         check_fields(self)
 
     def heat(self, block_step: int) -> float | None:
-        """Returns what a step divides its logits by, in draws and statistics; None draws as `decode` was asked."""
+        """Returns the temperature of a step's draws and statistics; None takes that of `decode`."""
         return None
 
     @abstractmethod
@@ -187,7 +187,7 @@ class Rule(ABC):
 
 
 def rank_of(score: Tensor, among: Tensor) -> Tensor:
-    """Ranks every position by falling score among some, `[B, K]`; ties go to the earlier one.
+    """Ranks positions among some by falling score, `[B, K]`; ties go to the earlier one.
 
     Positions outside `among` come after all others.
     """
@@ -197,7 +197,7 @@ def rank_of(score: Tensor, among: Tensor) -> Tensor:
 
 
 def within_entropy(entropy: Tensor, among: Tensor, gamma: float) -> Tensor:
-    """Marks by rising entropy the most positions whose entropies but the largest sum to at most gamma: `[B, K]`."""
+    """Marks the most positions, by rising entropy, whose entropies but the largest sum to at most gamma: `[B, K]`."""
     rank = rank_of(-entropy, among)
     ordered = torch.zeros_like(entropy).scatter_(1, rank, torch.where(among, entropy, 0.0))
     before = ordered.cumsum(1) - ordered  # the largest of the first k is the k-th

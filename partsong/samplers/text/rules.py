@@ -1,6 +1,6 @@
 """Holds the rules that only ever decide: each accepts some undecided positions of a step and never looks back.
 
-All but `LLaDA` choose positions by what the model thinks of them, never by the token that was drawn.
+All but `LLaDA` choose positions by the model's distribution, never by the token that was drawn.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Quota(Rule):
 
     Attributes:
         per_step: tokens per step.
-        steps: steps per block instead: its undecided positions are dealt out evenly, the remainder to the first steps.
-        by: what "surest" means: "max_prob", "margin" (to the runner-up), "entropy", "random" or "left" (to right).
+        steps: steps per block instead: its undecided positions are distributed evenly, the rest to the first steps.
+        by: the meaning of "surest": "max_prob", "margin" (to the runner-up), "entropy", "random" or "left" (to right).
 
     Source: LLaDA, arXiv 2502.09992; Dream's margin and entropy orders, arXiv 2508.15487.
 
@@ -83,8 +83,8 @@ class Threshold(Rule):
     """All positions whose most likely token is at least this likely, and always the surest.
 
     Attributes:
-        threshold: probability. It cannot see how many positions there are: n independent choices of one in n+1 look
-            n times as sure as 1 - 1 / (n + 1) and may all be wrong together.
+        threshold: probability. It cannot see how many positions there are: n independent choices that are each
+            right with probability n / (n + 1) may well not all be right together.
 
     Source: Fast-dLLM, arXiv 2505.22618 (there with the drawn token's probability).
 
@@ -150,8 +150,8 @@ class Entropy(Rule):
 class EntropyBound(Rule):
     """The most positions, by rising entropy, whose entropies but the largest sum to at most gamma. The default rule.
 
-    That sum bounds what the tokens of a step tell of each other, and so the Kullback-Leibler divergence of writing
-    them together from writing them one at a time. Summed over the steps it is the certificate of a text. It bounds the
+    That sum bounds the mutual information of a step's tokens, and so the Kullback-Leibler divergence of writing them
+    together from writing them one at a time. Summed over the steps it is the certificate of a text. It bounds the
     error of writing in parallel under the model's own conditionals at temperature 1, not the model's error.
 
     Attributes:
@@ -175,7 +175,7 @@ class KLStable(Rule):
 
     Attributes:
         threshold: probability of the most likely token.
-        divergence: nats by which a distribution may differ from that of the step before.
+        divergence: nats by which a distribution may differ from that of the previous step.
         history: steps in a row in which it must not have moved more.
 
     Source: KLASS, arXiv 2511.05664.
@@ -237,7 +237,7 @@ class Hierarchy(Rule):
 class Dependency(Rule):
     """Positions that tell little of each other, by rising entropy, as long as their mutual information stays small.
 
-    Needs a probe: a function that gives the pairwise mutual information of the positions at work (see `decode`).
+    Needs a probe: a function that gives the pairwise mutual information of the active positions (see `decode`).
     Sums of pairs do not bound what three positions tell together, so this rule has no certificate of its own.
 
     Attributes:

@@ -1,6 +1,6 @@
-"""Holds the rules that may change their mind: they take tokens back, overwrite, move or redraw them.
+"""Holds the rules that revise: they take tokens back, overwrite, move or redraw them.
 
-What such a text cost in divergence is not bounded by entropies, so these rules have no certificate.
+Entropies do not bound the divergence of such a text, so these rules have no certificate.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _RevisingRule(Rule):
 class Revoke(_RevisingRule):
     """Drafts boldly and takes back what the model, asked again with that token masked, no longer finds likely.
 
-    The same forward drafts and checks: a shadow of the decided positions at work, each masked in turn, sees all the
-    rest but its own token, and nothing sees the shadow.
+    The same forward drafts and checks: a masked copy (shadow) of each decided active position sees everything but its
+    own token, and nothing sees the shadow.
 
     Attributes:
         draft: a position is drafted if its most likely token is more likely than this.
@@ -70,7 +70,7 @@ class Revoke(_RevisingRule):
         drafted = commit(view, bold, view.max_prob)
         assert view.current_prob is not None
         doubted = view.real & ~view.undecided & (view.current_prob < self.verify)
-        # Fewer are taken back than drafted, so every step leaves less to do.
+        # Fewer are taken back than drafted, so every step makes progress.
         fewer = drafted.write.sum(1, keepdim=True) - 1
         revoked = doubted & (rank_of(-view.current_prob, doubted) < fewer)
         undecided = drafted.undecided | revoked
@@ -110,7 +110,7 @@ class TokenEditing(_RevisingRule):
 
 
 def _post_steps(view: View) -> Tensor:
-    """Counts the rounds `[B, K]` in which the block of a position had nothing undecided any more."""
+    """Counts the rounds `[B, K]` since the block of a position was fully decided."""
     spent = view.noted("post steps", 0)
     whole = ~_in_block(view, view.undecided & view.real)
     view.note("post steps", spent + whole)
@@ -123,19 +123,20 @@ def _in_block(view: View, marks: Tensor) -> Tensor:
 
 
 def _settled(view: View, changed: Tensor, spent: Tensor, most: int) -> Tensor:
-    """Marks positions of decided blocks in which nothing changes any more, or nothing may: bool `[B, K]`."""
+    """Marks positions of decided blocks in which nothing changes, or may change: bool `[B, K]`."""
     busy = _in_block(view, (view.undecided & view.real) | changed)
     return ~busy | ((spent >= most) & ~_in_block(view, view.undecided & view.real & ~changed))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoftTokens(_RevisingRule):
-    """Decides boldly, lets the model read each token mixed with the mask as far as it is doubtful, and decides again.
+    """Decides boldly, lets the model read each token mixed with the mask according to its doubt, and decides again.
 
     A token of probability p is read as ``token + weight * (1 - p) * (mask - token)``, in embeddings. So later forwards
-    see how sure earlier ones were, and overwrite what no longer fits. A block ends when all of it is decided and sure,
-    or as with `TokenEditing` when nothing changes; its tokens are then read as they are. With a weight of 0 and `sure`
-    of 1 it is `TokenEditing`. It is for models that were trained on their own guesses (`zoo/recipes/distil_lists.py`).
+    see how sure earlier ones were, and overwrite tokens that no longer fit. A block ends when all of it is decided and
+    sure, or as with `TokenEditing` when nothing changes; its tokens are then read as they are. With a weight of 0 and
+    `sure` of 1 it is `TokenEditing`. It is for models that were trained on their own guesses
+    (`zoo/recipes/distil_lists.py`).
 
     Attributes:
         threshold: a position is decided if its most likely token is more likely than this; the surest always.
@@ -164,7 +165,7 @@ class SoftTokens(_RevisingRule):
             threshold=self.threshold, editing_threshold=self.editing_threshold, max_post_steps=self.max_post_steps
         ).choose(view)
         token = torch.where(base.write, base.token, view.current)
-        # A token that stays beside a likelier one has at most what that one leaves.
+        # A token that stays although another is likelier has at most the remaining probability.
         prob = torch.where(base.write, view.token_prob, 1 - view.max_prob)
         prob = torch.where(token == view.argmax, view.max_prob, prob)
         doubtful = view.real & (base.undecided | (prob <= self.sure))
@@ -177,9 +178,9 @@ class SoftTokens(_RevisingRule):
 class InsertDelete(_RevisingRule):
     """`TokenEditing` with two tokens that move others: one deletes its place, one opens a place before it.
 
-    A deleted place leaves, what follows in its block moves up, and a mask joins at the block's end. Where a
-    place is opened, the last undecided position of the block leaves. After `max_edits` deletions and insertions in a
-    block neither token is offered any more, so every block ends.
+    A deleted position is removed, the rest of its block moves up, and a mask is added at the block's end. Where a
+    position is inserted, the last undecided position of the block is removed. After `max_edits` deletions and
+    insertions in a block neither token is offered any more, so every block ends.
 
     Attributes:
         delete_token: id of the token that deletes.
@@ -242,14 +243,14 @@ class _Moves:
         self.count = torch.zeros(len(token), dtype=torch.int64, device=token.device)
 
     def apply(self, row: int, movers: Tensor, delete: int, left: int) -> None:
-        """Moves what a row's new tokens ask for, block by block, as long as its budget lasts."""
+        """Applies the moves of a row's new tokens, block by block, within its budget."""
         for block in self.view.block[row][self.view.real[row]].unique().tolist():
             places = ((self.view.block[row] == block) & self.view.real[row]).nonzero().flatten().tolist()
             items: list[int | None] = []
             for place in places:
                 token = None if self.undecided[row, place] else int(self.token[row, place])
                 if not movers[place] or left <= 0:
-                    # One that may not move any more is decided anew, without these tokens.
+                    # A position without budget is decided again, without these tokens.
                     items.append(None if movers[place] else token)
                     continue
                 left, self.count[row] = left - 1, self.count[row] + 1
@@ -272,7 +273,7 @@ class _Moves:
             self.token[row, place] = -1 if item is None else item
 
     def choice(self) -> Choice:
-        """Returns what is to be written."""
+        """Returns the final choice."""
         pending = self.base.pending | self.undecided
         moved = (self.count > 0)[:, None] & self.view.real
         return Choice(
@@ -287,7 +288,7 @@ class _Moves:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Renoise(_RevisingRule):
-    """Keeps the draws an entropy bound allows and draws everything else anew at random, until the text stands still.
+    """Keeps the draws an entropy bound allows and draws everything else anew at random, until the text is stable.
 
     For models of uniform noise. A block ends when the most likely tokens have not changed for `patience` steps and
     their mean entropy is small, or after `max_steps`; it then takes the most likely tokens.

@@ -22,7 +22,7 @@ __all__ = ["StockTextModel", "attention_mask", "head_of", "weight_flops"]
 #: Encoders with a masked-LM head; ModernBERT's local layers see a window of positions.
 ENCODERS = ("bert", "modernbert")
 
-#: Attention functions that take a mask of any shape. The flash ones take none and would ignore it.
+#: Attention functions that take a mask of any shape. Flash attention would ignore it.
 ATTENTIONS = ("sdpa", "eager")
 
 #: transformers' grouped product of experts, which takes no float64.
@@ -32,8 +32,8 @@ GROUPED = "grouped_mm"
 class StockTextModel:
     """Shows a transformers decoder, or an encoder with a masked-LM head, to the decoding loop.
 
-    Exact: forwards of any partition of the tokens over one key store equal one forward of all of them, where the
-    order of the parts is one the visibility allows (causal, block-causal).
+    Exact: forwards over any partition of the tokens with one key store equal one forward of all, if visibility allows
+    the order of the parts (causal, block-causal).
 
     Args:
         module: a `...ForCausalLM` of `families.DECODERS`, or a BERT or ModernBERT `...ForMaskedLM`. It is used as it
@@ -76,7 +76,7 @@ class StockTextModel:
         self._flops = weight_flops(self.base) + (weight_flops(self.transform) if self.transform else 0.0)
 
     def key_store(self, rows: int, slots: int) -> SlotKeyStore | None:
-        """Makes room for the keys of `rows` rows of `slots` positions; None for an encoder."""
+        """Allocates a store for `rows` rows of `slots` positions; None for an encoder."""
         if not self.adapter.keeps_keys:
             return None
         return SlotKeyStore(layers=self.module.config.num_hidden_layers, rows=rows, slots=slots)
@@ -169,7 +169,7 @@ def attention_mask(visible: Tensor, attention: str, dtype: torch.dtype) -> Tenso
     """Turns bool `[B, Q, S]` into the 4-D mask that a stock module passes on untouched.
 
     A query that sees nothing would be nan under some kernels and an average under others; here it sees everything,
-    which is finite. Its hidden state means nothing, and its key lies in a slot that nobody sees.
+    which is finite. Its hidden state has no meaning, and its key is in a slot that is never visible.
 
     Args:
         visible: which slots each query attends to.
@@ -189,7 +189,7 @@ def attention_mask(visible: Tensor, attention: str, dtype: torch.dtype) -> Tenso
 
 
 def head_of(module: PreTrainedModel) -> Head:
-    """Returns the output embedding with what the module does to its result.
+    """Returns the output embedding, with the module's changes to its result.
 
     Raises:
         UnsupportedError: the module has no output embedding.
@@ -210,7 +210,7 @@ def head_of(module: PreTrainedModel) -> Head:
 
 
 def weight_flops(module: nn.Module) -> float:
-    """Counts 2 for each weight one token meets: of experts the chosen ones, of embeddings nothing."""
+    """Counts 2 for each weight that one token uses: only chosen experts, no embeddings."""
     config = getattr(module, "config", None)
     chosen = next((n for n in (getattr(config, f, None) for f in ("num_experts_per_tok", "top_k_experts")) if n), 1)
     tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
@@ -258,7 +258,7 @@ def _check_module(module: PreTrainedModel, adapter: TextAdapter) -> None:
             f"which is not known to use the masks, positions and keys it is given"
         )
     if module.training:
-        raise ArgumentError(f"{type(module).__name__} is in training mode, where dropout is at work: call .eval()")
+        raise ArgumentError(f"{type(module).__name__} is in training mode, where dropout is active: call .eval()")
     check_attention(module)
     if config.model_type in DECODERS and (why := why_keys_cannot_be_kept(config)) is not None:
         raise UnsupportedError(why)

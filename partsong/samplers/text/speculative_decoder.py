@@ -36,14 +36,14 @@ from partsong.samplers.text.tally import Tally, count
 
 __all__ = ["SpeculativeDecoder"]
 
-#: What `generate` hands on that changes no token here.
+#: Arguments from `generate` that do not change tokens here.
 _IGNORED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position")
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
 @dataclass(kw_only=True)
 class SpeculativeDecoder:
-    """Is a ``custom_generate`` callable that guesses tokens ahead and verifies them, for batches of any prompts.
+    """Guesses tokens ahead and verifies them, as a ``custom_generate`` callable for batches of any prompts.
 
     Greedy texts are those of ``generate``, whatever is guessed. Sampled ones have the distribution of ``generate`` and
     noise that is a function of (seed, row, place): the same text with and without guesses. Logits processors and
@@ -52,10 +52,10 @@ class SpeculativeDecoder:
     ``stopping_criteria=[StopStringCriteria(tokenizer, strings)]``.)
 
     Attributes:
-        speculate: who guesses: knobs or "NAME:key=value", one or several; None guesses nothing.
+        speculate: what guesses: knobs or "NAME:key=value", one or several; None guesses nothing.
         seed: of the noise where ``generate`` samples.
-        row_wise: types of your own processors and criteria that look at nothing but the row they are given.
-        last: what the last call cost.
+        row_wise: types of your own processors and criteria that look only at the row they are given.
+        last: cost of the last call.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
@@ -119,8 +119,8 @@ class _Text:
 
     Attributes:
         row: its number.
-        ids: its tokens as ``generate`` has them, with what fills up the beginning.
-        prompt: those of the prompt alone.
+        ids: its tokens as ``generate`` has them, with padding at the beginning.
+        prompt: those of the prompt only.
         next: how its next token is drawn.
     """
 
@@ -151,7 +151,7 @@ class _Run:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Goes on until every text has ended."""
+        """Runs until every text has ended."""
         hidden, drafts = self.reader.begin(), [DraftTree()] * len(self.texts)
         self._count("prefill", [len(text.prompt) for text in self.texts])
         left = self._take(hidden, drafts)[1]
@@ -166,10 +166,10 @@ class _Run:
             self.reader.keep_paths(paths)
 
     def _take(self, hidden: Tensor, drafts: Sequence[DraftTree]) -> tuple[list[tuple[int, ...]], list[int]]:
-        """Draws a token after every node, and takes those that are the texts' next ones.
+        """Draws a token after every node, and accepts those that continue the texts.
 
         Returns:
-            The nodes that each text keeps, and the places of the texts that have not ended, which alone are kept.
+            The nodes that each text keeps, and the indices of the unfinished texts, the only ones kept.
         """
         drawn = iter(self._draw(hidden, drafts))
         paths, left = list[tuple[int, ...]](), list[int]()

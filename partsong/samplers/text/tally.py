@@ -10,7 +10,7 @@ from partsong import ledger
 __all__ = ["KINDS", "Tally"]
 
 #: What a forward is for. "prefill" is the first of a text with a cache, "refresh" a later one of everything, "denoise"
-#: any other that looks at undecided positions, "verify" one that checks, "store" one made for keys alone.
+#: any other that looks at undecided positions, "verify" one that checks, "store" one that only stores keys.
 KINDS = ("prefill", "refresh", "denoise", "verify", "store")
 
 
@@ -65,7 +65,7 @@ class Tally:
 
     @property
     def tokens_per_full_forward(self) -> float:
-        """Weighs forwards by arithmetic: tokens per as many operations as one forward of the whole text takes."""
+        """Weights forwards by arithmetic: tokens per number of operations in one forward of the whole text."""
         return self.num_tokens * self.full_flops / self.flops if self.flops else 0.0
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,15 +1,15 @@
-"""Decodes several steps with one forward, and the same text as with one forward for each.
+"""Decodes several steps with one forward; the text is the same as with one forward for each.
 
 A forward shows what the rule chooses next, and what it would choose after that if nothing else changed. So the rule
-runs on for some steps on what was shown, and these steps are drafts. The text after each of them becomes a row of the
-next forward, where the rule chooses again, in every row by what that row shows. If its choice in one row leads to the
-next row, then that was the text's own next state, and the choice in it counts as well; from the first row that differs
-on nothing does. Whatever counts is what decoding without drafts chooses, because noise is a function of (seed, step,
-position) and each row draws with that of its own step.
+continues for some steps on the same forward, and these steps are drafts. The text after each of them becomes a row of
+the next forward, where the rule chooses again, in every row by what that row shows. If its choice in one row leads to
+the next row, then that was the text's own next state, and the choice in it counts as well; from the first row that
+differs on nothing counts. Whatever counts is what decoding without drafts chooses, because noise is a function of
+(seed, step, position) and each row draws with that of its own step.
 
 Drafts cost no forward, and the first row of a forward is always the text itself. So there are never more forwards than
 steps, and as many rows more as there are drafts. Drafts share their noise with the choices they foresee: a draft fails
-where the model changes its mind, not where chance falls otherwise.
+only where the model's prediction changes, not because of different random numbers.
 
 Source: states of several steps in one batch, FreeDave, arXiv 2510.00294, and Spiffy, arXiv 2509.18085; here for all
 rules that only decide, however many tokens a step takes, and at any temperature.
@@ -34,7 +34,7 @@ __all__ = ["VerifiedLoop"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seen:
-    """Holds what a forward showed of each text, for drafts.
+    """Holds the result of a forward for each text, for drafts.
 
     Attributes:
         index: int64 `[B, K]`, positions.
@@ -113,7 +113,7 @@ class VerifiedLoop(Loop):
         return events
 
     def _draft(self, seen: _Seen) -> list[_Draft]:
-        """Lets the rule run on, on what the last forward showed, as far as it showed the positions at work."""
+        """Continues the rule on the last forward, as far as it covers the active positions."""
         canvas, drafts = self.canvas.copy(), []
         texts = torch.arange(len(canvas.rows), device=canvas.rows.device)
         for _ in range(self.drafts):
@@ -136,7 +136,7 @@ class VerifiedLoop(Loop):
         return [draft for draft in map(_unfinished, drafts) if len(draft.texts)]
 
     def _spread(self, drafts: list[_Draft]) -> None:
-        """Gives every drafted state a row of its own, behind those of the texts."""
+        """Gives every drafted state a row of its own, after those of the texts."""
         if not drafts:
             return
         own = torch.arange(len(self.canvas.rows), device=self.canvas.rows.device)
@@ -147,7 +147,7 @@ class VerifiedLoop(Loop):
         self.reader.mark_stale(self.canvas.tokens != tokens)
 
     def _follow(self, before: Canvas, drafts: list[_Draft], num: int) -> tuple[Tensor, Tensor]:
-        """Goes from row to row as long as what was chosen in one leads to the next.
+        """Goes from row to row as long as the choice in one leads to the next.
 
         Args:
             before: the rows as they were read; the canvas holds them after their choices.
@@ -161,7 +161,7 @@ class VerifiedLoop(Loop):
         last, counts = numbers[:num], numbers < num
         for draft, rows in zip(drafts, numbers[num:].split([len(draft.texts) for draft in drafts]), strict=True):
             came = last[draft.texts]
-            # A draft of a later step than the text came to has made more steps than it.
+            # A draft of a later step than the text reached has made more steps.
             follows = (before.step[came] + 1 == before.step[rows]) & self.canvas.equals(came, before, rows)
             counts[rows] = follows
             last = last.index_copy(0, draft.texts[follows], rows[follows])

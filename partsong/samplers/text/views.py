@@ -1,4 +1,4 @@
-"""Shows rules what the model thinks of the positions at work, read from hidden states of any forward."""
+"""Computes the statistics that rules see, from hidden states of any forward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from partsong.samplers.text.rule import Rule, View
 
 __all__ = ["Probe", "Views"]
 
-#: Of hidden states `[B, K, C]`, positions `[B, K]` and rows `[B]`: pairwise mutual information `[B, K, K]`, in nats.
+#: Maps hidden states `[B, K, C]`, positions `[B, K]` and rows `[B]` to pairwise mutual information `[B, K, K]`, in
+#: nats.
 Probe = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -27,13 +28,13 @@ class Views:
     """Makes the views of a decoding: statistics of hidden states, tokens drawn with each row's own noise.
 
     The noise is a function of (seed of the text, steps that text has made, position), so a text draws the same tokens
-    whenever it stands there, alone or beside others, and also beside later states of itself.
+    in the same state, in any batch, and also beside later states of itself.
 
     Args:
         model: whose head turns hidden states into distributions.
-        rule: that will look.
+        rule: the rule that reads the views.
         temperature: of the draws.
-        row_seeds: one for each row that was asked for.
+        row_seeds: one for each row of the original batch.
         probe: as in `decode`.
     """
 
@@ -55,7 +56,7 @@ class Views:
             index: int64 `[B, K]`, positions.
             real: bool `[B, K]`, which of them exist.
             hidden: `[B, K, C]`, the hidden states that their distributions are read from.
-            twins: `[B, K, C]`, the same with each position masked alone, for rules with shadows.
+            twins: `[B, K, C]`, the same with each position masked by itself, for rules with shadows.
         """
         stats = self._stats(canvas, index, real, hidden)
         undecided = canvas.undecided.gather(1, index) & real
@@ -128,16 +129,16 @@ class Views:
         return _join(parts)
 
     def heats(self, canvas: Canvas) -> list[float | None]:
-        """Lists what the logits of each row are divided by; see `Rule.heat`."""
+        """Lists the temperature of each row; see `Rule.heat`."""
         return [self.rule.heat(step) for step in canvas.block_step.tolist()]
 
     def _kinds(self, canvas: Canvas) -> list[tuple[float | None, bool]]:
-        """Says what the logits of each row are divided by, and whether some tokens are barred there."""
+        """Returns the temperature of each row, and whether some tokens are barred there."""
         barred_rows = self.memory.get("barred", torch.zeros_like(canvas.length, dtype=torch.bool))
         return list(zip(self.heats(canvas), barred_rows.tolist(), strict=True))
 
     def _divergence(self, canvas: Canvas, index: Tensor, real: Tensor, hidden: Tensor) -> Tensor:
-        """Measures the divergence from the step before; infinite for positions that were not looked at then."""
+        """Measures the divergence from the previous step; infinite for positions that were not read then."""
         rows, length, width = len(index), canvas.tokens.shape[1], hidden.shape[2]
         wide = index[..., None].expand(-1, -1, width)
         now = hidden.new_zeros(rows, length, width).scatter_(1, wide, torch.where(real[..., None], hidden, 0.0))
@@ -153,7 +154,7 @@ class Views:
         return divergence
 
     def _current_prob(self, twins: Tensor, current: Tensor, shadowed: Tensor) -> Tensor:
-        """Says how likely the tokens that stand here are in the eyes of their shadows."""
+        """Returns the probability of the present tokens according to their shadows."""
         probs = torch.ones(shadowed.shape, device=shadowed.device)
         if shadowed.any():
             log_prob, _ = log_probs(self.model.head, twins[shadowed], current[shadowed], self.bias)

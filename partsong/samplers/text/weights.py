@@ -1,4 +1,4 @@
-"""Reads a checkpoint's safetensors shard by shard into a transformers module, with every tensor accounted for."""
+"""Reads a checkpoint's safetensors shard by shard into a transformers module, and accounts for every tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partsong.samplers.text.runner import GROUPED
 
 __all__ = ["load_rekeyed", "load_stock", "weight_files"]
 
-#: Names listed in a message before it says how many more there are.
+#: Most names in a message; the rest are counted.
 _LISTED = 6
 
 #: Tensors of checkpoints pre-trained with a second head, which a masked-LM model has no use for.
@@ -123,9 +123,9 @@ def _check_shapes(shapes: dict[str, tuple[int, ...]], rekeying: Rekeying, module
     for name, places in rekeying.places.items():
         for place in places:
             hole = targets[place.target]
-            # An index into the target, on a tensor that has a shape and nothing else.
+            # An index into the target, on a tensor without values.
             hole = torch.empty(hole.shape, device="meta")[place.index] if place.index else hole
-            # Of a tensor that is cut up, the parts fit by construction; what must fit is the whole.
+            # The parts of a cut tensor fit by construction; the whole must be checked.
             whole = max((p.source[1] for p in places if p.source), default=hole.shape[0])
             if shapes[name] != (whole, *hole.shape[1:]):
                 raise ArgumentError(
@@ -156,7 +156,7 @@ def _put(module: nn.Module, place: WeightPlace, tensor: Tensor, dtype: torch.dty
 def load_stock(
     folder: Path, *, masked_lm: bool, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> PreTrainedModel:
-    """Loads a checkpoint that transformers knows itself, with every tensor accounted for.
+    """Loads a checkpoint of a native class of transformers, and accounts for every tensor.
 
     Args:
         folder: with ``config.json`` and safetensors.

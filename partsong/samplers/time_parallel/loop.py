@@ -1,4 +1,4 @@
-"""Runs the loops of `TimeParallel` and `DraftedSteps`: learns what a pipeline's steps are, then solves for several."""
+"""Runs the loops of `TimeParallel` and `DraftedSteps`: learns a pipeline's steps, then solves for several at once."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def solve_over_time(plan: Plan, arguments: dict[str, Any], solve: Solve) -> Any:
     """Calls a pipeline whose trajectory a function solves for.
 
     Args:
-        plan: of `TimeParallel` or `DraftedSteps`, whose ranks evaluate the points.
+        plan: with `TimeParallel` or `DraftedSteps`; its ranks evaluate the points.
         arguments: of the pipeline's call.
         solve: returns the solution. A sample of it is a bundle: all pictures of the call. Pipelines that read more of
             their scheduler's last step than the latents need `Solution.last`.
@@ -110,18 +110,18 @@ def _rehearsed(plan: Plan, arguments: dict[str, Any], stack: ExitStack) -> Rehea
 
     rounds = _points_of(plan)
     rounds.generations += 1
-    seed = 2 * rounds.generations  # other random numbers than in the generation before
+    seed = 2 * rounds.generations  # other random numbers than in the previous generation
     call = stack.enter_context(call_pipeline(plan, arguments))
     _keep_prompts(call, prompts)
     rehearsal = rehearse(call, key, first, seed=seed)
-    if rehearsal.is_over:  # it makes fewer steps than its scheduler has, which nobody could know
+    if rehearsal.is_over:  # it makes fewer steps than its scheduler has, unpredictably
         num_steps, call = len(rehearsal.steps), stack.enter_context(call_pipeline(plan, arguments))
         answers = iter(rehearsal.outputs)
         rehearsal = rehearse(call, key, lambda named: next(answers), seed=seed, num_steps=num_steps)
         if rehearsal.is_over:
             raise UnsupportedError(f"{type(call.pipe).__name__} ends without a last step; use another strategy")
     findings = Findings.of(rehearsal)
-    # All ranks rehearse again if one has to: a rehearsal may make calls that they make together.
+    # All ranks rehearse again if one has to: a rehearsal may make collective calls.
     known = agree(denoiser.everyone, [float(findings.are_those_of(rounds.findings))], name="what steps are")
     if not all(row[0] for row in known):
         again = stack.enter_context(call_pipeline(plan, arguments, decodes=False, shows_progress=False))
@@ -137,7 +137,7 @@ def _rehearsed(plan: Plan, arguments: dict[str, Any], stack: ExitStack) -> Rehea
 
 
 def _keep_prompts(call: PausedCall, prompts: list[Any]) -> None:
-    """Keeps what a call encodes, for another one."""
+    """Keeps the prompts that a call encodes, for another one."""
     if not hasattr(call.pipe, "encode_prompt"):
         return
 
@@ -152,7 +152,7 @@ def _keep_prompts(call: PausedCall, prompts: list[Any]) -> None:
 
 
 def _give_prompts(call: PausedCall, prompts: Sequence[Any]) -> None:
-    """Gives a call what another one has encoded."""
+    """Gives a call the prompts that another one encoded."""
     if prompts:
         ready = iter(prompts)
         replace_method(call.pipe, "encode_prompt", lambda method: lambda *_, **__: next(ready))
@@ -174,9 +174,9 @@ class _Points:
         self._note_calls()
 
     def _note_calls(self) -> None:
-        """Remembers what the calls of every step are, from which the bytes of its evaluations are known."""
+        """Notes the calls of every step, from which the bytes of its evaluations follow."""
         steps = [[call.arguments for call in step.calls] for step in self.rehearsal.steps]
-        # Every rank has made the calls of the first step, and those of a later one that are more.
+        # Every rank has made the calls of the first step, and any additional calls of later ones.
         steps[0] = [next(step[b] for step in steps if len(step) > b) for b in range(len(self.rehearsal.outputs))]
         for number, arguments in enumerate(steps):
             self._note_step(number, arguments, is_shared=number > 0 and self._are_shared(arguments))
@@ -193,7 +193,7 @@ class _Points:
         return self.denoiser.guidance.is_shared(arguments) and not any(map(self.denoiser.splits, arguments))
 
     def share_numbers(self) -> None:
-        """Gives every rank the numbers that the first one has learned: the last bit may be another."""
+        """Sends every rank the numbers that the first one learned: their last bits may differ."""
         table = agree(self.denoiser.everyone, self.rehearsal.numbers, name="numbers of the rehearsed steps")
         self.rehearsal.numbers = table[0]
         self.rounds.number_bytes = 8 * (1 + len(table[0]))
@@ -206,7 +206,7 @@ class _Points:
         dealt = [self.rounds.points_of(rank, num) for rank in range(self.axis.size)]
         buffer = torch.empty_like(points)
         rows = dict(zip(itertools.chain(*dealt), buffer, strict=True))
-        # Each point has one owner: of two ranks that evaluate the same, one may round otherwise and go another way.
+        # Each point has one owner: two ranks that evaluate the same point may round differently and diverge.
         for place in dealt[self.axis.index]:
             rows[place].copy_(self._known() if first else self._prediction(points[place], numbers[place]))
         all_gather(self.axis, buffer, [len(each) for each in dealt], name="predictions at points in time").wait()

@@ -29,7 +29,7 @@ class ModelCall:
     Attributes:
         arguments: of the call; its sample holds zeros where the latents belong.
         factor: what latents are multiplied by.
-        weights: of the output's parts in the prediction, one for each copy of the batch in the call.
+        weights: those of the output's parts in the prediction, one for each copy of the batch in the call.
     """
 
     arguments: dict[str, Any]
@@ -54,13 +54,13 @@ class RehearsedStep:
 
 @dataclass(slots=True)
 class Rehearsal:
-    """Holds what was learned of a pipeline's call, which stands before the end of its last step.
+    """Holds what was learned from a pipeline's call, which waits before the end of its last step.
 
     Attributes:
-        call: the call; `finish` lets it go on.
+        call: the call; `finish` continues it.
         key: the argument of the model that holds the latents.
         start: the first latents.
-        outputs: what the model made of them, one output for each call of the first step.
+        outputs: the model's outputs, one for each call of the first step.
         steps: the steps.
         is_over: whether the pipeline has ended before its scheduler's last step.
     """
@@ -99,7 +99,7 @@ class Rehearsal:
         return {**call.arguments, self.key: given}
 
     def prediction(self, step: int, latents: Tensor, outputs: Sequence[Any]) -> Tensor:
-        """Puts a step's prediction together out of its latents and the outputs of its calls."""
+        """Computes a step's prediction from its latents and the outputs of its calls."""
         rehearsed = self.steps[step]
         weights = [weight for call in rehearsed.calls for weight in call.weights]
         parts = [part for output in outputs for part in copies_of(sample_of(output), self.start)]
@@ -107,10 +107,10 @@ class Rehearsal:
         return sum((weight * part for weight, part in zip(weights, parts, strict=True)), first)
 
     def finish(self, results: tuple[Any, ...]) -> Any:
-        """Lets the pipeline go on behind its last step, and returns what it returns.
+        """Continues the pipeline after its last step, and returns its output.
 
         Args:
-            results: what its scheduler returns in the last step.
+            results: the scheduler's return value in the last step.
 
         Raises:
             UnsupportedError: it makes more steps than its scheduler has.
@@ -126,13 +126,13 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Holds what a rehearsal has found that must not depend on the random numbers it was tried out on.
+    """Holds the findings of a rehearsal that must not depend on its random numbers.
 
     Attributes:
         weights: for every step, those of the latents and of the outputs' parts in the prediction.
         arguments: for every step and call, the model's arguments that are not those of the first step.
         given: for every step, the scheduler's arguments that are not those of the first step.
-        slack: how far weights may be apart through rounding.
+        slack: how far weights may differ by rounding.
     """
 
     weights: list[list[float]]
@@ -142,7 +142,7 @@ class Findings:
 
     @classmethod
     def of(cls, rehearsal: Rehearsal) -> Findings:
-        """Takes the findings out of a rehearsal."""
+        """Collects the findings of a rehearsal."""
         steps, first = rehearsal.steps, rehearsal.steps[0]
         known = [call.arguments for call in first.calls]
         return cls(
@@ -159,7 +159,7 @@ class Findings:
         )
 
     def check_same(self, other: Findings, name: str) -> None:
-        """Refuses a pipeline whose numbers depend on what the model answers, as a rescaled guidance does.
+        """Refuses a pipeline whose numbers depend on the model's outputs, as in rescaled guidance.
 
         Args:
             other: findings of the same pipeline with other random numbers.
@@ -191,7 +191,7 @@ class Findings:
         try:
             if other is not None:
                 self.check_same(other, "")
-        except (UnsupportedError, ValueError):  # they are of another call, or a number depends on the outputs
+        except (UnsupportedError, ValueError):  # they belong to another call, or a number depends on the outputs
             return False
         return other is not None
 
@@ -205,7 +205,7 @@ def _tensors(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unequal(one: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """Names an argument that two calls do not share."""
+    """Names an argument that differs between two calls."""
     return next((key for key in one.keys() | other if not equal_arguments(one.get(key), other.get(key))), None)
 
 
@@ -215,19 +215,19 @@ def _numbers_of(step: RehearsedStep) -> list[float]:
 
 
 def stacked(latents: Tensor, rows: int) -> Tensor:
-    """Returns copies of a batch, one behind another."""
+    """Returns copies of a batch, one after another."""
     return torch.cat([latents] * (rows // len(latents)))
 
 
 def place_of(latents: Tensor, sample: Tensor) -> Tensor:
-    """Returns the part of a model's input that holds the latents: other channels may stand behind theirs."""
+    """Returns the part of a model's input that holds the latents: other channels may follow."""
     for dim in range(1, latents.ndim):
         sample = sample.narrow(dim, 0, min(latents.shape[dim], sample.shape[dim]))
     return sample
 
 
 def copies_of(output: Tensor, latents: Tensor) -> list[Tensor]:
-    """Cuts an output into the copies of its batch; a variance behind a prediction's channels is left out."""
+    """Cuts an output into the copies of its batch; a variance after a prediction's channels is left out."""
     if output.ndim == latents.ndim:
         output = place_of(latents, output)
     return list(output.split(len(latents)))

@@ -1,8 +1,8 @@
-"""Runs a pipeline's loop once without its model, to learn what every step does with latents and predictions.
+"""Runs a pipeline's loop once without its model, to learn every step's effect on latents and predictions.
 
-A step of most pipelines is two sums and a scheduler: the model's input is the latents times a number, beside what does
-not change; the prediction is a weighted sum of the model's outputs, which is what guidance does; and the scheduler
-makes the next latents of both. Here the sums are tried out on random numbers, and what is no sum is refused. So a
+A step of most pipelines is two sums and a scheduler: the model's input is the latents times a number, beside constant
+arguments; the prediction is a weighted sum of the model's outputs, as in guidance; and the scheduler makes the next
+latents from both. Here the sums are determined on random numbers, and anything but a sum is refused. So a
 solver can take any step at any time, with the pipeline's own scheduler, guidance and noise.
 """
 
@@ -29,7 +29,7 @@ from partsong.samplers.time_parallel.rehearsal import (
     place_of,
     stacked,
 )
-from partsong.samplers.time_parallel.scheduled import ScheduledStep, StepCall, twin_of
+from partsong.samplers.time_parallel.scheduled import ScheduledStep, StepCall, copy_of
 from partsong.samplers.time_parallel.sums import close, fitted
 
 __all__ = ["rehearse"]
@@ -48,12 +48,12 @@ def rehearse(
     Args:
         call: a call of the pipeline that is not begun.
         key: the argument of the model that holds the latents.
-        evaluate: the model; it is called in the first step alone.
-        seed: of the random numbers that steps are tried out on.
+        evaluate: the model; it is called only in the first step.
+        seed: of the random numbers on which steps are tried.
         num_steps: how many steps the pipeline makes. Default: those that its scheduler has from the first one on.
 
     Raises:
-        UnsupportedError: a step does something that is not a sum, or the scheduler's cannot be made again.
+        UnsupportedError: a step is not a sum, or the scheduler's step cannot be repeated.
     """
     return _Rehearsing(call, key, evaluate, seed, num_steps).run()
 
@@ -109,7 +109,7 @@ class _Rehearsing:
                 self.outputs.append(_with_sample(self.evaluate(event.arguments), self.name))
             elif given != self.shapes[len(calls)]:
                 raise UnsupportedError(f"{self.name} changes the shape of its latents between its steps; {ADVICE}")
-            # What a pipeline changes in place afterwards is not to change here.
+            # A copy, since the pipeline may change it in place later.
             calls.append({**event.arguments, self.key: event.arguments[self.key].clone()})
             answers.append(map_sample(self.outputs[len(answers)], self._random))
             event = self.call.send(answers[-1])
@@ -118,7 +118,7 @@ class _Rehearsing:
     def _model_calls(
         self, calls: Sequence[dict[str, Any]], answers: Sequence[Any], given: StepCall
     ) -> tuple[tuple[ModelCall, ...], float]:
-        """Finds out how a step's model calls come of its latents, and its prediction of these and the answers."""
+        """Determines how a step's model calls depend on its latents, and its prediction on latents and answers."""
         parts = [copies_of(sample_of(answer), given.sample) for answer in answers]
         first, *others = self._weights(given.sample, [part for each in parts for part in each], given.prediction)
         weights = iter(others)
@@ -128,7 +128,7 @@ class _Rehearsing:
         ), first
 
     def _factor(self, sample: Tensor, latents: Tensor) -> float:
-        """Returns what the latents are multiplied by in a model's input, and puts zeros there."""
+        """Returns the factor of the latents in a model's input, and puts zeros there."""
         place = place_of(latents, sample) if sample.ndim == latents.ndim else sample
         wanted = stacked(latents, len(sample)).double()
         if place.shape == wanted.shape:
@@ -144,7 +144,7 @@ class _Rehearsing:
     def _weights(self, latents: Tensor, parts: Sequence[Tensor], prediction: Tensor) -> list[float]:
         """Returns the weights of latents and outputs in the prediction."""
         if all(part.shape == prediction.shape for part in (latents, *parts)):
-            # Most predictions are made of outputs alone.
+            # Most predictions depend only on outputs.
             for every in (parts, (latents, *parts)):
                 weights = fitted([part.double() for part in every], prediction.double())
                 total = sum((w * part.double() for w, part in zip(weights, every, strict=True)), torch.zeros(()))
@@ -156,8 +156,8 @@ class _Rehearsing:
         )
 
     def _check_repeats(self, given: StepCall) -> None:
-        """Refuses a scheduler whose first step comes out differently each time it is made."""
-        one, other = (given.repeat(twin_of(self.begin), given.prediction, given.sample)[0] for _ in range(2))
+        """Refuses a scheduler whose first step gives different results each time."""
+        one, other = (given.repeat(copy_of(self.begin), given.prediction, given.sample)[0] for _ in range(2))
         if not torch.equal(one, other):
             raise UnsupportedError(
                 f"{type(self.begin).__name__}: the same step comes out differently each time; give the pipeline a "

@@ -1,4 +1,4 @@
-"""Takes steps with copies of a pipeline's own scheduler, which carry whatever it remembers from step to step."""
+"""Takes steps with copies of a pipeline's own scheduler, which carry its state from step to step."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ScheduledStep", "StepCall", "twin_of"]
+__all__ = ["ScheduledStep", "StepCall", "copy_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class StepCall:
-    """Holds what a pipeline gave its scheduler in a step, and the states of generators at that time.
+    """Holds the arguments of a scheduler's step, and the states of generators at that time.
 
     Attributes:
         prediction: what the step was made from,
@@ -32,13 +32,13 @@ class StepCall:
 
     @classmethod
     def of(cls, prediction: Tensor, time: Any, sample: Tensor, named: dict[str, Any]) -> StepCall:
-        """Takes note of a call that is about to be made."""
+        """Records a call that is about to be made."""
         random = torch.get_rng_state(), torch.cuda.get_rng_state(sample.device) if sample.is_cuda else None
         given = {key: _copied(value) for key, value in named.items() if key != "return_dict"}
         return cls(prediction.clone(), time, sample.clone(), given, random)
 
     def repeat(self, scheduler: Any, prediction: Tensor, sample: Tensor) -> tuple[Any, ...]:
-        """Makes the call with other tensors and the same noise; the scheduler takes note of it."""
+        """Repeats the call with other tensors and the same noise, and updates the scheduler."""
         named = {key: _copied(value) for key, value in self.named.items()}
         with torch.random.fork_rng([sample.device] if sample.is_cuda else []):
             torch.set_rng_state(self.random[0])
@@ -51,8 +51,8 @@ class StepCall:
 class ScheduledStep:
     """Makes a step of a pipeline's scheduler, from any latents and any prediction; see `SolverStep`.
 
-    What it carries is a scheduler as it stands behind the step. Each has drawn and kept what the pipeline's own would
-    have, so solvers of several steps, with correctors or with noise go the pipeline's way.
+    It carries the scheduler in its state after the step. This state equals that of the pipeline's own scheduler, so
+    multistep solvers and those with correctors or noise give the pipeline's results.
 
     Attributes:
         given: what the pipeline gives its scheduler in this step.
@@ -64,34 +64,34 @@ class ScheduledStep:
 
     def __call__(self, point: Tensor, output: Tensor, carried: Any, noise: Tensor | None) -> tuple[Tensor, Any]:
         """Makes the step."""
-        scheduler = twin_of(self.begin if carried is None else carried)
+        scheduler = copy_of(self.begin if carried is None else carried)
         shape = self.given.sample.shape  # a bundle has one dimension more
         new, *_ = self.given.repeat(scheduler, output.view(shape), point.view(shape))
         return new.view(point.shape), scheduler
 
     def results(self, point: Tensor, output: Tensor, carried: Any) -> tuple[Any, ...]:
         """Returns all that the scheduler returns."""
-        return self.given.repeat(twin_of(self.begin if carried is None else carried), output, point)
+        return self.given.repeat(copy_of(self.begin if carried is None else carried), output, point)
 
 
-def twin_of(scheduler: Any) -> Any:
-    """Copies a scheduler with all that its steps change, which is faster than a deep copy.
+def copy_of(scheduler: Any) -> Any:
+    """Copies a scheduler with everything that its steps change, faster than a deep copy.
 
     Example:
         >>> from diffusers import UniPCMultistepScheduler
         >>> scheduler = UniPCMultistepScheduler()
         >>> scheduler.set_timesteps(4)
-        >>> twin = twin_of(scheduler)
-        >>> _ = twin.step(torch.ones(1, 4), twin.timesteps[0], torch.ones(1, 4))
-        >>> scheduler.step_index is None and twin.step_index == 1
+        >>> copied = copy_of(scheduler)
+        >>> _ = copied.step(torch.ones(1, 4), copied.timesteps[0], torch.ones(1, 4))
+        >>> scheduler.step_index is None and copied.step_index == 1
         True
     """
-    twin = copy.copy(scheduler)
+    copied = copy.copy(scheduler)
     for name, value in vars(scheduler).items():
-        vars(twin)[name] = _own(value)
-    # A method that stands in for the class' own belongs to the object that was copied.
-    vars(twin).pop("step", None)
-    return twin
+        vars(copied)[name] = _own(value)
+    # A replaced method belongs to the original object.
+    vars(copied).pop("step", None)
+    return copied
 
 
 def _own(value: Any) -> Any:
@@ -105,7 +105,7 @@ def _own(value: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Copies generators, which draw on."""
+    """Copies generators, whose originals continue to draw."""
     if isinstance(value, list):
         return [_copied(each) for each in value]
     return value.clone_state() if isinstance(value, torch.Generator) else value

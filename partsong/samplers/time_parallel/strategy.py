@@ -14,7 +14,7 @@ from partsong.parallel.strategy import Kind, Rounds, Strategy
 __all__ = ["DraftedSteps", "TimeParallel", "TimePoints"]
 
 _LIST, _TWO = "its pipelines give it a list of latents", "it returns two samples, and one is solved for here"
-#: Models that no pipeline calls in a way that can be learned. With others, scheduler and guidance decide.
+#: Models whose pipelines call them in ways that cannot be learned. With others, scheduler and guidance decide.
 _REFUSED = {
     "Cosmos3OmniTransformer": _LIST,
     "ZImageTransformer2DModel": _LIST,
@@ -55,23 +55,23 @@ class _OverTime(Strategy):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeParallel(_OverTime):
-    """Guesses the latents of the next steps, evaluates the model at all of them at once, and moves on past what holds.
+    """Guesses the latents of the next steps, evaluates the model at all of them at once, and keeps the steps that hold.
 
     A trajectory is right when every point is the step from its predecessor. In each round the model is evaluated at a
-    window of guesses, every step is taken again with what came out, and the window moves past the points that did not
-    change by more than `tolerance`. At least one point settles in a round, so there are at most as many rounds as
-    steps. The result is the same on any number of ranks, to the last bit: it depends on `window` and `tolerance` alone.
+    window of guesses, every step is taken again with the results, and the window moves past the points that changed by
+    at most `tolerance`. At least one point settles in a round, so there are at most as many rounds as
+    steps. The result is the same on any number of ranks, to the last bit: it depends only on `window` and `tolerance`.
     With `tolerance=0` it is that of one step after the other, up to rounding.
 
     Bounded: `Plan.explain` names the largest change that was accepted. Sample with `partsong.samplers.generate`. Steps
-    are made by copies of the pipeline's scheduler, whichever it is. Guidance must be a weighted sum.
+    are made by copies of the pipeline's own scheduler. Guidance must be a weighted sum.
 
-    Use it when links are slow, ranks are to spare, and the largest accepted change has to be known.
+    Use it when links are slow, there are ranks to spare, and the largest accepted change must be known.
 
     Args:
         degree: ranks that share the points of a window; None takes all ranks that are left.
         window: points in a round.
-        tolerance: how much a point may still change, as a root mean square over a sample's latents, which begin with
+        tolerance: how much a point may still change, as a root mean square over a sample's latents, which start at
             1. 0 waits until points repeat themselves to the last bit.
 
     Source: ParaDiGMS, arXiv 2305.16317; here guesses ahead are extrapolated.
@@ -95,11 +95,11 @@ class TimeParallel(_OverTime):
 class DraftedSteps(_OverTime):
     """Drafts the latents of the next steps with the last prediction, and evaluates the model at all drafts at once.
 
-    It is one sweep of `TimeParallel` that nobody checks: `depth` steps are taken in a round, each with the prediction
+    It is one unchecked sweep of `TimeParallel`: `depth` steps are taken in a round, each with the prediction
     at its draft. Approximate; `depth=1` is the pipeline's own loop, and so is a warm-up of all steps. Sample with
     `partsong.samplers.generate`. The schedulers and guidance it takes are those of `TimeParallel`.
 
-    Use it when links are slow and steps are so many that neighbouring predictions hardly differ.
+    Use it when links are slow and there are so many steps that neighbouring predictions hardly differ.
 
     Args:
         degree: ranks that share the drafts; None takes all ranks that are left.
@@ -141,7 +141,7 @@ class DraftedSteps(_OverTime):
 
 
 class TimePoints(Rounds):
-    """Deals the points of every round out over the ranks, and remembers what the rounds were.
+    """Distributes the points of every round over the ranks, and records the rounds.
 
     Args:
         axis: the ranks that share them.
@@ -154,7 +154,7 @@ class TimePoints(Rounds):
         self.num_steps = 0
         self.residual = 0.0
         self.point_bytes = self.number_bytes = 0
-        #: What the last generation's rehearsal has found, and how many generations there were.
+        #: Findings of the last generation's rehearsal, and the number of generations.
         self.findings: Any = None
         self.generations = 0
 
@@ -174,7 +174,7 @@ class TimePoints(Rounds):
         return [steps[place] for place in self.points_of(index, len(steps))]
 
     def predict(self, number: int, index: int) -> int:
-        """Returns the bytes a rank sends in a round, beside those of its evaluations."""
+        """Returns the bytes a rank sends in a round, besides those of its evaluations."""
         num = len(self.rounds[number]) if number < len(self.rounds) else 0
         first = 0 if number else self.number_bytes * (self.num_ranks - 1)
         return first + len(self.points_of(index, num)) * self.point_bytes * (self.axis.size - 1)

@@ -1,4 +1,4 @@
-"""Finds the weights that a sum was made with, and says whether two tensors are the same but for rounding."""
+"""Finds the weights of a sum, and says whether two tensors are equal up to rounding."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 __all__ = ["close", "fitted", "slack"]
 
-#: Sums of numbers around 1 agree to so many units of rounding. Many schedulers and pipelines compute in float32,
+#: Sums of numbers around 1 agree to this many units of rounding. Many schedulers and pipelines compute in float32,
 #: whatever the type of their latents.
 _ROUNDINGS, _COARSE = 60, torch.finfo(torch.float32).eps
 
 
 def fitted(parts: Sequence[Tensor], wanted: Tensor) -> list[float]:
-    """Returns the weights with which independent parts come nearest to what is wanted.
+    """Returns the weights with which independent parts come closest to a target.
 
-    The parts are few and random, so their products tell them apart well, and Gauss's elimination needs no pivots.
+    The parts are few and random, so their Gram matrix is well conditioned, and Gaussian elimination needs no pivots.
     """
     rows = [[float((a * b).sum()) for b in (*parts, wanted)] for a in parts]
     for place, row in enumerate(rows):
@@ -28,12 +28,12 @@ def fitted(parts: Sequence[Tensor], wanted: Tensor) -> list[float]:
 
 
 def slack(like: Tensor) -> float:
-    """Returns how far numbers of the size of 1 may be apart through rounding."""
+    """Returns how far numbers around 1 may differ by rounding."""
     return _ROUNDINGS * max(torch.finfo(like.dtype).eps, _COARSE)
 
 
 def close(one: Tensor, other: Tensor, like: Tensor) -> bool:
-    """Says whether two tensors are the same but for rounding."""
+    """Says whether two tensors are equal up to rounding."""
     if one.shape != other.shape:
         return False
     apart, size = (one.double() - other.double()).abs().max(), other.double().abs().max()

@@ -1,11 +1,11 @@
 """Runs the loop of a timestep pipeline: every rank makes its denoising steps of one block after another.
 
 Every block has its own call of the pipeline on every rank, paused at the denoiser (see `paused`). A rank answers the
-calls of its own steps. For the steps before them it answers placeholders, and puts the latents it has received in their
-place. So scheduler, guidance and decoding are the pipeline's own code.
+calls of its own steps. For earlier steps it answers with placeholders, and replaces them by the latents it has
+received. So scheduler, guidance and decoding are the pipeline's own code.
 
-Time goes in slots. In slot t the rank at place c of the chain works on block t - lead c, and one exchange moves what it
-has made to the next place. The last place is the first rank's, which decodes.
+Time goes in slots. In slot t the rank at place c of the chain works on block t - lead c, and one exchange moves its
+result to the next place. The last place is the first rank's, which decodes.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class _Track(CallTrack):
 
     Attributes:
         layout: of the denoiser's calls.
-        latents: what this rank's first step begins with, where another rank made it.
-        entering: what enters this rank's first layer, where another rank made it.
-        leaving: what leaves its last layer, where another rank goes on.
+        latents: input of this rank's first step, if another rank made it.
+        entering: input of this rank's first layer, if another rank made it.
+        leaving: output of its last layer, if another rank continues.
     """
 
     layout: PartLayout
@@ -100,7 +100,7 @@ class _Chain:
         self.tracks: dict[int, _Track] = {}
         self.latents_bytes = 0
         stages, self.layers = plan.mesh.degrees["stage"], plan.mesh.degrees["pipe"]
-        # Step by step, and in a step from its first layers to its last. The first rank decodes: alone it comes last.
+        # Step by step, and in a step from its first layers to its last. The first rank decodes, so it comes last.
         self.order = [layer * stages + step for step in range(stages) for layer in range(self.layers)]
         if self.layers == 1:
             self.order = [*self.order[1:], 0]
@@ -119,7 +119,7 @@ class _Chain:
 
     def _begin(self, stages: int) -> int:
         """Opens the first blocks, whose arguments the ranks compare, and finds the number of steps."""
-        # A run whose blocks are all done opens the last one again: its arguments are compared too.
+        # A finished run opens its last block again, so that arguments are compared too.
         first = min(self.first, len(self.blocks.sizes) - 1)
         for block in range(first, min(first + AGREED_STEPS, len(self.blocks.sizes))):
             self._track(block, compare=block - first)
@@ -139,7 +139,7 @@ class _Chain:
         return steps
 
     def resume(self) -> Iterator[Any]:
-        """Yields the blocks that a journal says are done, and takes over the keys that they have left."""
+        """Yields the blocks that a journal says are done, and restores the keys that they have left."""
         if self.journal is None or self.cut is None:
             return
         yield from self.blocks.finished(map(self.journal.block, range(self.first)))
@@ -170,7 +170,7 @@ class _Chain:
                 if self.axis.index in self.readers and self.first <= done < total:
                     final = recvs[self.order[-1]] = torch.empty_like(self._run(self.tracks[done], self.num_steps))
                 flying = exchange(self.axis, sends, recvs, name="timestep pipeline")
-            done -= 1 if self.readers else 0  # those that are sent the latents have the frames a slot later
+            done -= 1 if self.readers else 0  # ranks that receive the latents have the frames a slot later
             if self.first <= done < total:
                 yield outputs.pop(done, None)
         flying.wait()
@@ -178,7 +178,7 @@ class _Chain:
 
     @property
     def _next(self) -> list[int]:
-        """Lists the ranks that this rank's results go to."""
+        """Lists the receivers of this rank's results."""
         return self.readers if self.is_last else [self.order[self.place + 1]]
 
     def _track(self, block: int, compare: int = 0) -> _Track:
@@ -192,15 +192,15 @@ class _Chain:
         return self.tracks[block]
 
     def _parts(self, track: _Track) -> list[Tensor]:
-        """Returns room for what this rank is sent for a block: latents, and what enters its first layer."""
+        """Allocates room for the messages to this rank for a block: latents, and the input of its first layer."""
         parts = []
         if self.place >= self.layers:
-            # The call goes to where it needs them, with placeholders for the steps before: there it shows their type.
+            # The call runs, on placeholders, to the point where it needs them, which shows their type.
             parts.append(torch.empty_like(self._run(track, self.own.start)))
         return parts + ([track.layout.empty_input(None, self.layer)] if self.layer else [])
 
     def _work(self, block: int, received: Tensor | None) -> Tensor:
-        """Makes this rank's steps, or its layers of a step, for one block; returns what the next place needs."""
+        """Makes this rank's steps, or its layers of a step, for one block; returns the message to the next place."""
         track = self._track(block)
         self.keys.visit = Visit(block, 0)
         if received is not None:
@@ -218,7 +218,7 @@ class _Chain:
         return _packed([*([] if track.latents is None else [track.latents]), track.leaving])
 
     def _run(self, track: _Track, until: int) -> Tensor:
-        """Lets the call go on until a step has been made, and returns the latents it has then."""
+        """Runs the call until a step is made, and returns the latents."""
         while True:
             event = track.call.event
             if isinstance(event, Denoise):
@@ -267,7 +267,7 @@ class _Chain:
         return event.output
 
     def kept(self) -> None:
-        """Says nothing: the strategy leaves no choice of what to keep."""
+        """Returns None: there is no choice of what to keep."""
 
     def sends(self, step: int, index: int) -> int:
         """Returns the bytes the rank at `index` of the axis sends for one block."""
@@ -288,5 +288,5 @@ def _packed(tensors: Sequence[Tensor]) -> Tensor:
 def _unpacked(message: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Returns the tensors of a message, in the shapes and types of others."""
     pieces = message.split([tensor.nbytes for tensor in like])
-    # A piece may begin where its type may not.
+    # A piece may start at an offset that its type does not allow.
     return [piece.clone().view(t.dtype).view(t.shape) for piece, t in zip(pieces, like, strict=True)]

@@ -25,12 +25,12 @@ __all__ = ["TimestepPipeline"]
 class TimestepPipeline(Strategy):
     """Gives each rank one denoising step of a causal video model, through which blocks of frames stream one by one.
 
-    A rank makes its step for a block, hands the latents on and takes the next block. It keeps keys and values of the
-    blocks it has seen at its own noise level, so nothing of that kind is ever sent: a message is one block of latents.
-    The cache is bounded: the newest `window` blocks, and the first `sink` frames of the video, which stay as they were
-    computed and are turned to lie just before the window. Identity does not drift, and no position grows with the
-    length. Messages are waited for one block later, so a slow rank holds the others back and nothing piles up. With
-    more ranks than steps, `pipe_degree` ranks share the layers of each step.
+    A rank makes its step for a block, passes the latents on and takes the next block. It keeps keys and values of the
+    blocks it has seen at its own noise level, so these are never sent: a message is one block of latents. The cache is
+    bounded: the newest `window` blocks, and the first `sink` frames of the video, whose keys are kept and rotated to
+    lie just before the window. Identity does not drift, and positions do not grow with the length. Ranks wait for
+    messages one block later, so a slow rank holds the others back and nothing piles up. With more ranks than steps,
+    `pipe_degree` ranks share the layers of each step.
 
     The video is the same on any number of ranks, to the last bit on a CPU. Approximate; with a window that holds the
     whole past it equals the causal model run on all frames at once. Sample with `partsong.samplers.stream` or
@@ -44,7 +44,7 @@ class TimestepPipeline(Strategy):
         pipe_degree: ranks that share the layers of each step. More than one needs a rank for every step.
         window: blocks of the past that a block sees.
         sink: first latent frames of the video that every block sees.
-        layers: blocks of layers of each rank of a step; None deals them out evenly by number.
+        layers: blocks of layers of each rank of a step; None distributes them evenly.
 
     Source: the timestep-forcing pipeline of Live Avatar, arXiv 2512.04677.
 
@@ -74,7 +74,7 @@ class TimestepPipeline(Strategy):
         check_layers("TimestepPipeline", self.layers, self.pipe_degree, "pipe_degree")
 
     def stale(self) -> str:
-        """Says what is seen of the past."""
+        """Says how much of the past is seen."""
         return f"blocks see {self.window} blocks of the past and the first {self.sink} frames, each at its noise level"
 
     def refuses(self, adapter: Adapter) -> str | None:
@@ -92,7 +92,7 @@ class TimestepPipeline(Strategy):
         """Returns the layers of this rank; all of them where each step has one rank.
 
         Raises:
-            UnsupportedError: the model was not trained to see the past alone.
+            UnsupportedError: the model was not trained to see only the past.
             ArgumentError: the sink is longer than a block.
         """
         reason, block = self.refuses(adapter), causal_block(module)

@@ -1,1 +1,1 @@
-"""Runs on every rank of a group: keeps calls of a pipeline paused, and makes their steps together."""
+"""Runs on every rank of a replica: keeps paused calls of a pipeline, and makes their steps together."""

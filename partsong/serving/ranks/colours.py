@@ -17,18 +17,18 @@ from partsong.samplers.structure_guidance.pictures import form_of
 
 __all__ = ["LatentColours", "shown_at"]
 
-#: Sides of the pictures that the map is fitted to, in latents, and their number.
+#: Side, in latents, and number of the pictures to which the map is fitted first.
 _SIDE, _NUM = 16, 8
-#: What one of them counts, beside a picture that was made.
+#: Weight of one of them relative to a sampled picture.
 _FIRST = 0.01
 
 
 class LatentColours:
-    """Maps the latents of an autoencoder to colours, one matrix for all places.
+    """Maps the latents of an autoencoder to colours, with one matrix for all positions.
 
     The matrix is the least-squares one for pairs of latents and the colours of the square that they stand for. It
-    begins with pictures of coloured blocks and slopes, as the autoencoder encodes them, and goes on with each picture
-    that is made, which soon counts for more: what a model draws is what its previews are of.
+    is first fitted to encoded pictures of coloured blocks and gradients, then to each picture that the model makes,
+    which soon outweigh the first ones: previews show what this model draws.
 
     Args:
         pipe: a diffusers pipeline with an autoencoder for pictures.
@@ -52,12 +52,12 @@ class LatentColours:
         self._add(latents, pictures, weight=_FIRST)
 
     def learn(self, pipe: Any, named: dict[str, Any], sample: str, latents: Tensor, images: Any) -> None:
-        """Takes a picture that is done.
+        """Fits the map to a finished picture.
 
         Args:
             pipe: the pipeline of the call.
             named: arguments of its last call of the denoiser.
-            sample: the one with the latents.
+            sample: name of the argument with the latents.
             latents: what the pipeline decoded.
             images: what it decoded them to, `[N, H, W, 3]` in [0, 1].
         """
@@ -79,7 +79,7 @@ class LatentColours:
         rows = _rows(latents).cpu()
         self._products += weight * rows.mT @ rows
         self._targets += weight * rows.mT @ colours
-        # Before there were pictures enough, a little of the identity keeps the equations solvable.
+        # Until there are enough pictures, a little of the identity keeps the equations solvable.
         slight = 1e-6 * self._products.diagonal().mean() * torch.eye(len(self._products), dtype=torch.float64)
         self._map = torch.linalg.solve(self._products + slight, self._targets)
 
@@ -90,12 +90,12 @@ class LatentColours:
         return colours.movedim(-1, 1).clamp(0, 1).float()
 
     def preview(self, pipe: Any, named: dict[str, Any], sample: str, last: tuple[Any, Any, Any]) -> tuple[bytes, ...]:
-        """Returns PNG files of what the pictures of a call look like by now; empty where nobody can tell.
+        """Returns PNG files of the current state of a call's pictures; empty where it is unknown.
 
         Args:
             pipe: the pipeline of the call, whose scheduler has made a step.
-            named: arguments of the denoiser's call that follows.
-            sample: the one with the latents.
+            named: arguments of the next call of the denoiser.
+            sample: name of the argument with the latents.
             last: what the scheduler was given: prediction, timestep and sample.
         """
         output, timestep, latents = last
@@ -119,13 +119,13 @@ def shown_at(steps: int, num: int) -> list[int]:
 
 
 def _rows(latents: Tensor) -> Tensor:
-    """Returns the latents of each place `[N, C + 1]`, and a one for the constant."""
+    """Returns the latents of each position `[N, C + 1]`, with a one for the constant."""
     rows = latents.movedim(1, -1).flatten(0, -2).double()
     return torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1)
 
 
 def _pictures(side: int) -> Tensor:
-    """Draws pictures `[N, 3, side, side]` in [0, 1] of coloured blocks and slopes, always the same."""
+    """Draws pictures `[N, 3, side, side]` in [0, 1] of coloured blocks and gradients, always the same."""
     generator = torch.Generator().manual_seed(0)
     blocks = torch.rand(_NUM, 3, 4, 4, generator=generator)
     flat = F.interpolate(blocks, (side, side), mode="nearest")
@@ -134,7 +134,7 @@ def _pictures(side: int) -> Tensor:
 
 
 def _scaled(scheduler: Any, sample: Tensor) -> Tensor:
-    """Returns a sample as the model is given it: some schedulers keep it larger by their noise."""
+    """Returns a sample scaled as the model gets it: some schedulers keep it scaled up by their noise level."""
     level = float(getattr(scheduler, "init_noise_sigma", 1.0))
     if level <= 1.5 or not hasattr(scheduler, "sigmas"):
         return sample

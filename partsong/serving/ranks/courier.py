@@ -1,4 +1,4 @@
-"""Carries the files of jobs from a group's first rank to a server on another machine."""
+"""Carries the files of jobs from a replica's first rank to a server on another machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partsong.serving.messages import FilePart, JobWork
 
 __all__ = ["Courier"]
 
-#: Bytes that travel at once.
+#: Bytes per message.
 _PIECE = 1 << 23
 
 
@@ -25,10 +25,10 @@ class _Parcel:
 
 
 class Courier:
-    """Lets the ranks write to a folder of their own machine, and reads from there what the server has not got yet.
+    """Lets the ranks write to a folder of their own machine, and sends the server what is new there.
 
-    A video grows at its end only, so its frames can be sent while later ones are made. A picture is in its place as a
-    whole or not at all.
+    A video grows only at its end, so its frames can be sent while later ones are made. A picture appears in one piece
+    or not at all.
     """
 
     def __init__(self) -> None:
@@ -36,13 +36,13 @@ class Courier:
         self._parcels: dict[str, list[_Parcel]] = {}
 
     def take(self, work: JobWork) -> JobWork:
-        """Returns a job that is written here."""
+        """Returns a job whose files are written here."""
         parcels = [_Parcel(Path(self._folder.name) / path.name, path) for path in work.out]
         self._parcels[work.id] = parcels
         return replace(work, out=tuple(parcel.here for parcel in parcels))
 
     def parts(self, name: str) -> Iterator[FilePart]:
-        """Yields what has been written for a job since the last time."""
+        """Yields what has been written for a job since the last call."""
         for parcel in self._parcels.get(name, ()):
             if not parcel.here.is_file():
                 continue

@@ -1,4 +1,4 @@
-"""Decides on a group's first rank what all of its ranks do next."""
+"""Decides on a replica's first rank what all of its ranks do next."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from partsong.serving.turns import Standing, charge, choose, entry_time
 
 __all__ = ["Desk"]
 
-#: Seconds that a job of another setting, or one without room, waits at most before no more jobs are let in before it.
+#: Seconds that a job of another setting, or one without room, waits before no later job may overtake it.
 _PATIENCE = 5.0
-#: Jobs by which one that is sent again is known: far more than a server sends while it does not know the ranks' state.
+#: Recent jobs kept to recognise repeats: far more than a server sends while it does not know the ranks' state.
 _REMEMBERED = 4096
 
 _Setting = tuple[tuple[str, ...], str | None]
 
 
 class Desk:
-    """Keeps the jobs of a group in order.
+    """Keeps the jobs of a replica in order.
 
     Jobs whose strategies keep nothing between steps take turns, as many at once as fit into memory by what the planner
-    predicts, all under one setting of the model. Any other job runs whole, alone. When the jobs at work are done the
-    oldest job in the queue says what the model is set to next.
+    predicts, all under one setting of the model. Any other job runs by itself, from start to end. When the running jobs
+    are done, the oldest job in the queue decides the next setting of the model.
 
     Args:
         can_join: says whether jobs of some strategies can take turns.
@@ -35,7 +35,7 @@ class Desk:
 
     Attributes:
         waiting: jobs that have not begun, the oldest first.
-        standings: of the jobs that take turns.
+        standings: places in the order, of the jobs that take turns.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Desk:
         self._setting: _Setting | None = None
         self._arrivals = itertools.count()
         self._since: dict[str, tuple[int, float]] = {}
-        self._known: dict[str, None] = {}  # the last jobs that came, the oldest first
+        self._known: dict[str, None] = {}  # the latest jobs to arrive, the oldest first
         self._dropped: list[str] = []
         self._ends = False
 
@@ -58,11 +58,11 @@ class Desk:
         return not (self.waiting or self.standings or self._dropped or self._ends)
 
     def take(self, message: Submit | Cancel | Recall | Stop) -> JobCancelled | JobReturned | None:
-        """Notes what the server asks for; returns what to tell it of a job that leaves before it began."""
+        """Notes what the server asks for; returns the message about a job that leaves before it began."""
         if isinstance(message, Stop):
             self._ends = True
         elif isinstance(message, Submit):
-            if message.work.id not in self._known:  # a server sends again what it does not know to have arrived
+            if message.work.id not in self._known:  # a server repeats what may not have arrived
                 self._known[message.work.id] = None
                 if len(self._known) > _REMEMBERED:
                     self._known.pop(next(iter(self._known)))
@@ -80,7 +80,7 @@ class Desk:
         return None
 
     def orders(self) -> Orders:
-        """Returns what the ranks do next, and takes it as done."""
+        """Returns what the ranks do next, and counts it as done."""
         if self._ends:
             return Orders(ends=True)
         dropped, self._dropped = tuple(self._dropped), []
@@ -100,7 +100,7 @@ class Desk:
         self.standings.pop(name, None)
 
     def unset(self) -> None:
-        """Notes that the model has to be set anew."""
+        """Notes that the model's setting is unknown and has to be made again."""
         self._setting = None
 
     def charge(self, names: tuple[str, ...], seconds: float) -> None:
@@ -118,7 +118,7 @@ class Desk:
                 break
             if work.setting != self._setting or not self._fits(work):
                 if time.monotonic() - self._since[work.id][1] > _PATIENCE:
-                    break  # it has waited long enough; nobody else gets in before it
+                    break  # it has waited long enough; no later job may overtake it
                 continue
             arrived, _ = self._since.pop(work.id)
             used = entry_time(list(self.standings.values()))
@@ -129,7 +129,7 @@ class Desk:
         return changed, tuple(begun)
 
     def _fits(self, work: JobWork) -> bool:
-        """Says whether a rank can hold a job beside those that take turns; alone it always begins."""
+        """Says whether a rank can hold a job beside those that take turns; with no other job it always begins."""
         if self._room is None or not self.standings:
             return True
         return work.memory.total + sum(each.memory for each in self.standings.values()) <= self._room

@@ -1,4 +1,4 @@
-"""Carries out on one rank what the first rank of a group has decided."""
+"""Executes on one rank what the first rank of a replica has decided."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Floor"]
 
 
 class Floor:
-    """Holds the jobs at work on one rank.
+    """Holds the jobs running on one rank.
 
     Args:
         model: what runs them.
@@ -40,15 +40,15 @@ class Floor:
         self._model, self._mesh, self._everyone = model, mesh, mesh.axis("data")
 
     def carry_out(self, orders: Orders, report: Callable[[JobWork, int, int], bool]) -> TurnOutcome:
-        """Does what was decided.
+        """Executes the first rank's orders.
 
         Args:
             orders: the same on every rank.
             report: takes a job that runs whole, its steps made and in all; says on the first rank whether to drop it.
 
         Raises:
-            RankError: the ranks came to different ends.
-            Exception: the model failed in the middle of a call, from which only a new start helps.
+            RankError: the ranks ended the step differently.
+            Exception: the model failed in the middle of a call; only a restart helps.
         """
         outcome, begin = TurnOutcome(), time.perf_counter()
         with Ledger(flops=False) as record:
@@ -92,7 +92,7 @@ class Floor:
 
     def _begin(self, work: JobWork, outcome: TurnOutcome) -> None:
         try:
-            # All ranks count alike. A job without strategies is on the first one alone.
+            # All ranks count alike. A job without strategies is only on the first one.
             decoder = next(self._decoders) if work.strategies else 0
             job = self.jobs[work.id] = PausedJob(self._model, work, decodes=self._mesh.rank == decoder)
             job.begin()
@@ -104,13 +104,13 @@ class Floor:
             outcome.failed[work.id] = error
 
     def _step(self, jobs: list[PausedJob], outcome: TurnOutcome) -> None:
-        """Makes one call of the denoiser for all of the jobs, and lets each go on to its next."""
+        """Makes one call of the denoiser for all of the jobs, and lets each continue to its next one."""
         joined, nums = self._model.joined, [job.work.num for job in jobs]
         named = joined.join([job.arguments for job in jobs], nums) if len(jobs) > 1 else jobs[0].arguments
         try:
             with torch.no_grad():
                 output = self._model.denoiser(**named)
-        except DistributedError:  # another rank is gone, and this one cannot go on
+        except DistributedError:  # another rank is gone, and this one cannot continue
             raise
         except PartsongError as error:  # refused on all ranks alike
             for job in jobs:

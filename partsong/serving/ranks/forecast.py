@@ -1,4 +1,4 @@
-"""Predicts on a group's first rank the memory that jobs need, with the planner, and refuses what cannot fit."""
+"""Predicts the memory of jobs, with the planner, on a replica's first rank, and refuses those that cannot fit."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from partsong.planner.subject import Subject, default_sizes, downscale_of
 from partsong.samplers.registry import ParallelVae, parse_strategy
 from partsong.serving.messages import JobMemory, JobWork
 from partsong.serving.ranks.served_model import ServedModel
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
 
 __all__ = ["MemoryForecast", "forecast_for", "room_per_rank"]
 
 _log = logging.getLogger(__name__)
 
-#: What reading or tracing a model that the planner was not made for may end in.
+#: Errors that reading or tracing may raise for a model that the planner does not know.
 _UNKNOWN = (PartsongError, RuntimeError, TypeError, ValueError, LookupError, AttributeError)
-#: Frames of the latents of two short clips, from which follows what a longer one takes.
+#: Latent frames of two short clips, from which the memory of a longer one is extrapolated.
 _CLIPS = (3, 6)
-#: Strategies that leave each rank less to hold, to name where nothing smaller would be the same picture.
+#: Strategies that reduce each rank's memory, suggested where a smaller request would not be the same picture.
 _SAVING = ("tensor-parallel", "sharded-weights", "ulysses")
 
 
@@ -43,8 +43,8 @@ class MemoryForecast:
     """Predicts what a rank holds while it makes a job: its weights, and the tensors of the job at their peak.
 
     The planner traces one call of the denoiser, of the size that the pipeline makes by itself, for each mix of
-    strategies once. From there on what a call holds grows with pixels, frames and pictures, and so does what decoding
-    holds. It works on copies without numbers, so that it can be asked from another thread than the one that samples.
+    strategies once. From there on, the memory of a call and of decoding grows with pixels, frames and
+    pictures. It works on copies without values, so it can be used from another thread than the one that samples.
 
     Args:
         model: before anything is attached to it.
@@ -56,13 +56,13 @@ class MemoryForecast:
 
     def __init__(self, model: ServedModel, mesh: Mesh, arguments: Mapping[str, Any], calls: int, room: int) -> None:
         self.room = room
-        pipe, coder = model.pipe, getattr(model.pipe, "vae", None)
+        pipe, vae = model.pipe, getattr(model.pipe, "vae", None)
         sizes = {**default_sizes(pipe), **{key: value for key, value in model.defaults.items() if value is not None}}
         self._height, self._width, self._frames = sizes["height"], sizes["width"], sizes["num_frames"]
         self._makes_videos, self._factor = model.makes_videos, downscale_of(pipe)
-        self._ranks, self._coder = mesh.world_size, None if coder is None else _without_numbers(coder)
-        settings = {} if coder is None else coder.config
-        self._channels = 0 if coder is None else int(settings.get("latent_channels") or settings["z_dim"])
+        self._ranks, self._vae = mesh.world_size, None if vae is None else _without_numbers(vae)
+        settings = {} if vae is None else vae.config
+        self._channels = 0 if vae is None else int(settings.get("latent_channels") or settings["z_dim"])
         inputs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, dict(arguments))
         denoiser = model.denoiser
         rows = len(arguments[model.sample])
@@ -141,12 +141,12 @@ class MemoryForecast:
         return height, width, frames
 
     def _trace(self, names: tuple[str, ...]) -> tuple[int, int] | None:
-        """Returns bytes of weights, and of a call of the denoiser; None where the planner cannot tell."""
+        """Returns bytes of weights, and of a call of the denoiser; None where the planner cannot predict them."""
         if names not in self._traced:
             ranks = self._ranks if names else 1
             mix = [strategy for strategy in map(parse_strategy, names) if strategy.denoises]
             try:
-                # Memory depends on no speed, so any devices will do.
+                # Memory does not depend on speed, so any devices will do.
                 steps = self._tracer.denoise(mix, machine_named(f"{ranks}xh100", "nvlink"), 1)
                 share = steps.weights / max(1, sum(weight.nbytes for weight in self._subject.denoiser.parameters()))
                 self._traced[names] = int(self._beside + self._whole * share), steps.working
@@ -156,29 +156,29 @@ class MemoryForecast:
         return self._traced[names]
 
     def _decoding(self, names: tuple[str, ...], pixels: int, frames: int) -> int:
-        """Returns the bytes that the first rank holds while it decodes; it decodes alone, but for `ParallelVae`.
+        """Returns the bytes that the first rank holds while it decodes, by itself unless `ParallelVae` is used.
 
         Args:
             names: the strategies.
             pixels: of a frame.
             frames: their number.
         """
-        if self._coder is None:
+        if self._vae is None:
             return 0
         if self._decoder is None:
-            self._decoder = self._trace_decoder(self._coder)
+            self._decoder = self._trace_decoder(self._vae)
         once, each = self._decoder
         shared = any(isinstance(parse_strategy(name), ParallelVae) for name in names)
         return int(pixels * (once + each * frames) / (self._ranks if shared else 1))
 
-    def _trace_decoder(self, coder: Any) -> tuple[float, float]:
+    def _trace_decoder(self, vae: Any) -> tuple[float, float]:
         """Returns the bytes for each pixel of a frame: once, and for each frame.
 
-        Some autoencoders decode a video piece by piece, so that most of it does not grow with the frames.
+        Some autoencoders decode a video piece by piece, so most of the memory does not grow with the frames.
         """
         if self._frames == 1:
-            return 0.0, decoding_of(coder, self._channels, None).peak
-        short, long = (decoding_of(coder, self._channels, clip) for clip in _CLIPS)
+            return 0.0, decoding_of(vae, self._channels, None).peak
+        short, long = (decoding_of(vae, self._channels, clip) for clip in _CLIPS)
         ends = [(cost.peak * cost.pixels, cost.pixels) for cost in (short, long)]
         each = max(0.0, (ends[1][0] - ends[0][0]) / (ends[1][1] - ends[0][1]))
         area = (SIDE * self._factor) ** 2  # pixels of one frame of what was traced
@@ -186,9 +186,9 @@ class MemoryForecast:
 
 
 def forecast_for(
-    settings: GroupSettings, model: ServedModel, mesh: Mesh, arguments: Mapping[str, Any], calls: int
+    settings: ReplicaSettings, model: ServedModel, mesh: Mesh, arguments: Mapping[str, Any], calls: int
 ) -> MemoryForecast | None:
-    """Returns a forecast; None for a model whose parts cannot be copied without their numbers.
+    """Returns a forecast; None for a model whose parts cannot be copied without their values.
 
     Args:
         settings: say how much a rank may take.
@@ -204,15 +204,15 @@ def forecast_for(
         return None
 
 
-def room_per_rank(settings: GroupSettings, mesh: Mesh) -> int:
+def room_per_rank(settings: ReplicaSettings, mesh: Mesh) -> int:
     """Returns the bytes that a rank may take.
 
-    It is what the settings say, or the part of a GPU's or of the machine's memory that the ranks of one model there
-    leave to each; libraries and a fragmented allocator take some of it.
+    It is what the settings say, or an equal share of the memory of the GPU or the machine for each rank on it, less
+    what libraries and a fragmented allocator take.
     """
     if settings.memory is not None:
         return int(settings.memory)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", mesh.world_size)) * settings.groups_here
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", mesh.world_size)) * settings.replicas_here
     if mesh.device.type == "cuda":
         total = torch.cuda.get_device_properties(mesh.device).total_memory
         sharers = -(-here // torch.cuda.device_count())

@@ -1,4 +1,4 @@
-"""Stands between the server and the ranks of a group: takes what is asked for and tells what became of it."""
+"""Stands between the server and the ranks of a replica: takes requests and reports results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from partsong.serving.ranks.orders import Orders
 from partsong.serving.ranks.outcome import TurnOutcome
 from partsong.serving.ranks.paused_job import PausedJob
 from partsong.serving.ranks.served_model import ServedModel, can_join, description
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
 
 __all__ = ["Front"]
 
@@ -57,17 +57,17 @@ class Front:
     """Holds what only the first rank has: the office, the desk, and the accounts of the jobs.
 
     Args:
-        settings: what the group serves.
+        settings: what the replica serves.
         model: what runs it.
         mesh: all ranks.
-        floor: the jobs at work on this rank.
+        floor: the jobs running on this rank.
         calls_per_step: how often the pipeline calls its model in a step.
         forecast: predicts the memory of jobs; None where it cannot.
     """
 
     def __init__(
         self,
-        settings: GroupSettings,
+        settings: ReplicaSettings,
         model: ServedModel,
         mesh: Mesh,
         floor: Floor,
@@ -97,7 +97,7 @@ class Front:
         return orders
 
     def report(self, work: JobWork, step: int, steps: int) -> bool:
-        """Tells of a step of a job that runs whole; says whether to drop it."""
+        """Reports a step of a job that runs by itself; says whether to drop it."""
         self._office.send(JobStepped(id=work.id, step=step, steps=steps))
         cancelled = False
         for message in self._office.asked(0.0):
@@ -107,7 +107,7 @@ class Front:
         return cancelled
 
     def tell(self, orders: Orders, outcome: TurnOutcome) -> None:
-        """Tells the server what became of orders, and notes it for the next ones."""
+        """Reports the outcome of orders to the server, and notes it for the next ones."""
         self._desk.charge(orders.steps, outcome.seconds)
         for name in outcome.dropped:
             self._office.send(JobCancelled(name))
@@ -124,13 +124,13 @@ class Front:
         colours = self._colours
         for job in outcome.ended if colours is not None else ():
             assert colours is not None
-            if job.images is None:  # another rank has decoded them
+            if job.images is None:  # another rank decoded them
                 continue
             colours.learn(job.pipe, job.arguments, self._model.sample, job.latents, job.images)
         for name in (*outcome.done, *outcome.failed, *outcome.dropped):
             self._desk.forget(name)
             self._accounts.pop(name, None)
-        # Nobody else waits for another call of the model than before.
+        # All other jobs still wait for the same calls of the model.
         moved = {*orders.steps, *(work.id for work in orders.begun)}
         for name in moved & self._desk.standings.keys():
             standing = self._desk.standings[name]

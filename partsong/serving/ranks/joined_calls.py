@@ -1,4 +1,4 @@
-"""Makes calls of one model that look alike as a single call, and hands each its part of the outcome."""
+"""Joins similar calls of one model into a single call, and splits the result again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JoinedCalls:
     first the first branch of every call, then the second of every call.
 
     Args:
-        adapter: the row of the denoiser; arguments it does not know to be batched must be equal in all calls.
+        adapter: the row of the denoiser; arguments that it does not mark as batched must be equal in all calls.
     """
 
     def __init__(self, adapter: Adapter) -> None:
@@ -35,7 +35,7 @@ class JoinedCalls:
         self._digests = KnownValues()
 
     def shape(self, named: Mapping[str, Any], num: int) -> Hashable:
-        """Returns what two calls must have in common to be joined; None for a call that stays alone.
+        """Returns what two calls must have in common to be joined; None for a call that cannot be joined.
 
         Args:
             named: arguments of the call, by name.
@@ -82,7 +82,7 @@ class JoinedCalls:
         return (part, *output[1:]) if isinstance(output, tuple) else type(output)(sample=part)
 
     def _row_shape(self, value: Any, rows: int) -> Hashable:
-        """Returns the shape of a row of an argument; None where it is not plain which rows belong to which sample."""
+        """Returns the shape of a row of an argument; None where it is unclear which rows belong to which sample."""
         if isinstance(value, Mapping):
             inner = {key: self._row_shape(item, rows) for key, item in sorted(value.items()) if item is not None}
             return None if None in inner.values() else tuple(inner.items())
@@ -97,7 +97,7 @@ class JoinedCalls:
         return (tuple(value.shape[1:]), value.dtype) if len(value) == rows else None
 
     def _shared(self, value: Any) -> Hashable:
-        """Returns what tells the value of an argument that all samples share from another."""
+        """Returns a key that distinguishes values of an argument that all samples share."""
         if isinstance(value, Tensor):
             return (tuple(value.shape), value.dtype, self._digests.of(_digest, value))
         if isinstance(value, Mapping):
@@ -117,7 +117,7 @@ def _joined(values: Sequence[Any], nums: Sequence[int], branches: int) -> Any:
 
 
 def _rows(value: Any, rows: int) -> Tensor:
-    """Gives every row its value, where one serves all, such as the timestep."""
+    """Repeats for every row a value that serves all, such as the timestep."""
     if not isinstance(value, Tensor):
         return torch.full((rows,), value)
     value = value.reshape(1) if value.ndim == 0 else value

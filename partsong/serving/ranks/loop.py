@@ -1,4 +1,4 @@
-"""Runs the ranks of a group from their start to their end."""
+"""Runs the ranks of a replica from their start to their end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partsong.serving.ranks.front import Front
 from partsong.serving.ranks.orders import share_orders
 from partsong.serving.ranks.paused_job import PausedJob
 from partsong.serving.ranks.served_model import ServedModel
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
 
 __all__ = ["first_step", "serve_ranks"]
 
@@ -25,12 +25,12 @@ __all__ = ["first_step", "serve_ranks"]
 _TIMEOUT = 600.0
 
 
-def serve_ranks(settings: GroupSettings) -> None:
-    """Serves one model on this rank until the server asks the group to end; `launch` calls it on every rank.
+def serve_ranks(settings: ReplicaSettings) -> None:
+    """Serves one model on this rank until the server asks the replica to end; `launch` calls it on every rank.
 
     Raises:
         PartsongError: the model cannot be loaded.
-        RankError: the ranks came to different ends of a step.
+        RankError: the ranks ended a step differently.
     """
     if settings.first_device:
         os.environ["LOCAL_RANK"] = str(settings.first_device + int(os.environ["LOCAL_RANK"]))
@@ -61,10 +61,10 @@ def serve_ranks(settings: GroupSettings) -> None:
 
 
 def first_step(model: ServedModel) -> tuple[int, dict[str, Any] | None]:
-    """Makes one step, which warms the model up.
+    """Makes one step to warm the model up.
 
     Returns:
-        How often the pipeline called its model in it, and the arguments of the first call; 2 and None where it failed.
+        The number of calls of the model in the step, and the arguments of the first one; 2 and None where it failed.
     """
     defaults = {**model.defaults, "num_inference_steps": 1}
     work = JobWork(id="warm-up", prompt="a", arguments=defaults, out=())
@@ -78,7 +78,7 @@ def first_step(model: ServedModel) -> tuple[int, dict[str, Any] | None]:
                 output = model.denoiser(**job.arguments)
             calls += 1
             job.answer(output)
-    except PartsongError:  # the pipeline wants more than a prompt
+    except PartsongError:  # the pipeline needs more than a prompt
         return 2, None
     return calls, first
 

@@ -1,4 +1,4 @@
-"""Talks to the server for a group: only its first rank has an office."""
+"""Talks to the server for a replica: only its first rank has an office."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from partsong.serving.messages import (
 from partsong.serving.ranks.courier import Courier
 from partsong.serving.ranks.forecast import MemoryForecast
 from partsong.serving.ranks.served_model import ServedModel, check_work
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
 
 __all__ = ["Office"]
 
 
 class Office:
-    """Reads what the server asks for in a thread of its own, and sends what becomes of it.
+    """Reads the server's requests in a thread of its own, and sends the results.
 
     Args:
-        settings: where the server is found.
+        settings: with the address of the server.
         model: answers whether a job could be carried out.
         mesh: all ranks.
         forecast: predicts the memory of jobs; None where it cannot.
 
     Attributes:
-        unstoppable: a job in a loop that no rank can leave alone; cancelling it ends the ranks, which start anew.
+        unstoppable: a job in a loop that no single rank can leave; cancelling it ends the ranks, which start anew.
     """
 
     def __init__(
-        self, settings: GroupSettings, model: ServedModel, mesh: Mesh, forecast: MemoryForecast | None = None
+        self, settings: ReplicaSettings, model: ServedModel, mesh: Mesh, forecast: MemoryForecast | None = None
     ) -> None:
         self._line = Client(settings.address, authkey=settings.authkey)
         self._model, self._mesh, self._forecast = model, mesh, forecast
@@ -59,7 +59,7 @@ class Office:
         threading.Thread(target=self._read, name="what the server asks for", daemon=True).start()
 
     def send(self, message: FromRanks) -> None:
-        """Tells the server something, after what has been written of the job's files where it cannot see those."""
+        """Sends the server a message, after any new parts of the job's files where it cannot read those itself."""
         with self._sending:
             if self._courier is not None and isinstance(message, JobStepped | JobFinished):
                 for part in self._courier.parts(message.id):
@@ -69,10 +69,10 @@ class Office:
                 self._courier.forget(message.id)
 
     def asked(self, patience: float) -> list[Submit | Cancel | Recall | Stop]:
-        """Returns what was asked for since the last time.
+        """Returns the requests since the last call.
 
         Args:
-            patience: how long to wait for the first, in seconds; 0 returns at once.
+            patience: seconds to wait for the first one; 0 returns at once.
         """
         messages: list[Submit | Cancel | Recall | Stop] = []
         try:

@@ -1,4 +1,4 @@
-"""Tells all ranks of a group what the first one has decided, and checks that they carry it out alike."""
+"""Sends all ranks of a replica the first one's decisions, and checks that they execute them alike."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Orders:
 
     Attributes:
         dropped: jobs to drop.
-        setting: what the model is set to from here on; None leaves it as it is.
+        setting: the model's setting from now on; None leaves it as it is.
         begun: jobs to begin.
         steps: jobs that make a step together.
         whole: a job that runs to its end in the pipeline's own loop; None for none.
@@ -60,7 +60,7 @@ def share_orders(axis: Axis, orders: Orders | None) -> Orders:
         if orders is not None:
             rest[:] = _bytes(body[_SHORT:])
         taken = torch.cat([taken, _broadcast(axis, rest)])
-    return orders if orders is not None else pickle.loads(taken.numpy().tobytes())  # made by our own first rank
+    return orders if orders is not None else pickle.loads(taken.numpy().tobytes())  # pickled by our own first rank
 
 
 def share_switch(axis: Axis, is_on: bool) -> bool:
@@ -69,16 +69,16 @@ def share_switch(axis: Axis, is_on: bool) -> bool:
 
 
 def compare_ranks(axis: Axis, outcome: float, failed: int, spent: Spent) -> tuple[tuple[Spent, ...], bool]:
-    """Checks that a number that tells the outcome of a step is the same on all ranks.
+    """Checks that a step ended the same way on all ranks.
 
     Args:
         axis: all ranks.
-        outcome: tells what became of the jobs on this rank.
+        outcome: a number that identifies the outcome of the jobs on this rank.
         failed: how many of them ended in an error on this rank.
         spent: what this rank spent on the step.
 
     Returns:
-        What each rank spent, and whether one knows of an error that another does not know of.
+        What each rank spent, and whether some rank has an error that another does not have.
 
     Raises:
         RankError: the outcomes differ; names the rank.
@@ -88,7 +88,7 @@ def compare_ranks(axis: Axis, outcome: float, failed: int, spent: Spent) -> tupl
     for place, row in enumerate(table):
         if row[0] != table[0][0]:
             rank = axis.ranks[place]
-            raise RankError(f"rank {rank} came to another end of a step than rank {axis.ranks[0]}", rank)
+            raise RankError(f"rank {rank} ended the step differently than rank {axis.ranks[0]}", rank)
     return tuple(Spent(int(row[2]), row[3]) for row in table), len({row[1] for row in table}) > 1
 
 
@@ -98,7 +98,9 @@ def share_failures(axis: Axis, failed: Mapping[str, PartsongError]) -> dict[str,
     longest = max(int(row[0]) for row in agree(axis, [len(body)], name="lengths of errors"))
     everything: dict[str, PartsongError] = {}
     for row in agree(axis, list(body.ljust(longest)), name="errors of all ranks"):
-        everything |= pickle.loads(bytes(map(int, row)))  # made by our own ranks; what follows its end is not read
+        everything |= pickle.loads(
+            bytes(map(int, row))
+        )  # pickled by our own ranks; the padding after its end is not read
     return everything
 
 

@@ -1,4 +1,4 @@
-"""Holds what became of the jobs in one turn of the ranks."""
+"""Holds the outcome of one turn of the ranks for each job."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["TurnOutcome"]
 
 @dataclass(slots=True)
 class TurnOutcome:
-    """Says what became of orders.
+    """Says how orders ended.
 
     Attributes:
         stepped: jobs that have made a step and go on.
-        done: jobs that have come to their end.
+        done: jobs that are finished.
         ended: those of them that took turns.
-        failed: jobs that ended in an error, with it.
+        failed: jobs that ended in an error, with that error.
         dropped: jobs that were dropped.
-        spent: by rank.
+        spent: what each rank spent.
         seconds: how long the ranks took.
     """
 
@@ -42,10 +42,10 @@ class TurnOutcome:
         self.ended = [job for job in self.ended if job.work.id not in failed]
 
     def number(self) -> float:
-        """Returns a number that tells one outcome from another.
+        """Returns a number that identifies the outcome.
 
-        Only one rank decodes and writes what a job comes to, and may fail in that: so ends of either kind count as the
-        same.
+        Only one rank decodes and writes the result of a job, and it may fail at that, so success and failure count as
+        the same.
         """
         text = repr((sorted(self.stepped), sorted({*self.done, *self.failed}), sorted(self.dropped)))
         return float(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little"))

@@ -1,4 +1,4 @@
-"""Keeps one job's call of the pipeline, paused wherever the denoiser is asked."""
+"""Keeps one job's call of the pipeline, paused at every call of the denoiser."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class PausedJob:
     Args:
         model: what runs it.
         work: the job.
-        decodes: whether this rank decodes and writes what comes out.
+        decodes: whether this rank decodes and writes the result.
 
     Attributes:
         work: the job.
-        arguments: of the denoiser's call that it waits for, or of the last one.
-        calls: how many calls of the denoiser the step at work has made.
+        arguments: of the pending call of the denoiser, or of the last one.
+        calls: how many calls of the denoiser the current step has made.
         step: steps made.
         steps: steps in all; 0 before the first call of the denoiser.
-        is_done: whether it has come to its end.
+        is_done: whether it is finished.
         spent: by rank; on the first rank only.
         begun: when it began, in seconds of `time.perf_counter`.
         latents: what the scheduler made in its last step; None before the first.
@@ -98,7 +98,7 @@ class PausedJob:
                 self.images = getattr(event.output, "images", None)
                 write_output(event.output, self.work)
             self.is_done = isinstance(event, Finished)
-        except Exception as error:  # a pipeline can fail in any way, and its client must hear of it
+        except Exception as error:  # a pipeline can fail in any way, and its client must be notified
             self._call.close()
             raise refused(self._name, error) from error
 
@@ -111,7 +111,7 @@ class PausedJob:
 
 
 def refused(name: str, error: Exception) -> PartsongError:
-    """Returns the error to tell a client for one that a pipeline raised."""
+    """Returns the error for a client in place of one that a pipeline raised."""
     if isinstance(error, PartsongError):
         return error
     if isinstance(error, (TypeError, ValueError)):

@@ -1,4 +1,4 @@
-"""Holds a group's pipeline on one rank, and the plan that it runs under at the moment."""
+"""Holds a replica's pipeline on one rank, and its current plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from partsong.samplers.registry import parse_strategy, strategies
 from partsong.seeds import generators
 from partsong.serving.messages import Checked, JobWork, Ready
 from partsong.serving.ranks.joined_calls import JoinedCalls
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
 
 #: What a model is set to: strategies, and the name of an adapter or None.
 Setting = tuple[tuple[str, ...], str | None]
@@ -35,12 +35,12 @@ __all__ = ["ServedModel", "call_arguments", "can_join", "check_work", "descripti
 class ServedModel:
     """Runs one pipeline under one plan at a time.
 
-    Calls that take turns run the pipeline's own loop on every rank and share the denoiser's calls, so the plan is on
-    the denoiser alone. A job that runs whole has a plan on the pipeline.
+    Calls that take turns run the pipeline's own loop on every rank and share the denoiser's calls, so only the denoiser
+    has a plan. A job that runs by itself has a plan on the pipeline.
 
     Args:
         settings: what to serve.
-        mesh: all ranks, which is closed last.
+        mesh: all ranks; it is closed last.
 
     Attributes:
         pipe: the pipeline.
@@ -49,13 +49,13 @@ class ServedModel:
         joined: joins calls of the denoiser.
         setting: the strategies that the denoiser runs under, and the adapter that is switched on.
         makes_videos: whether it makes videos.
-        tells_steps: whether the pipeline's call tells of its steps.
+        tells_steps: whether the pipeline's call reports its steps.
         sample: the denoiser's argument with the latents.
         defaults: arguments of a call that a client need not give.
         loras: names of its adapters.
     """
 
-    def __init__(self, settings: GroupSettings, mesh: Mesh) -> None:
+    def __init__(self, settings: ReplicaSettings, mesh: Mesh) -> None:
         dtype = settings.dtype or usual_dtype(settings.folder, mesh.device)
         pipe = zoo.complete(settings.zoo_name, read_pipeline(settings.folder, settings.pipeline, dtype))
         self.pipe = pipe.to(mesh.device)
@@ -140,7 +140,7 @@ def call_arguments(model: ServedModel, work: JobWork) -> dict[str, Any]:
 
 
 def read_mask(given: Path | bytes) -> Image.Image:
-    """Reads a mask, which is white where the picture is made anew; clients of OpenAI make those places transparent."""
+    """Reads a mask, white where the picture is made anew; clients of OpenAI make those parts transparent."""
     with Image.open(_readable(given)) as mask:
         if mask.mode in ("RGBA", "LA", "PA"):
             alpha = mask.getchannel("A")
@@ -154,7 +154,7 @@ def _readable(given: Path | bytes) -> Path | io.BytesIO:
 
 
 def check_work(model: ServedModel, mesh: Mesh, work: JobWork) -> Checked:
-    """Says whether a job could be carried out, without any work and without the other ranks."""
+    """Checks whether a job could be made, without any work and without the other ranks."""
     try:
         chosen = tuple(parse_strategy(name) for name in work.strategies)
         degrees = mesh_for(chosen, mesh.world_size if chosen else 1)
@@ -170,7 +170,7 @@ def check_work(model: ServedModel, mesh: Mesh, work: JobWork) -> Checked:
         return Checked(id=work.id, error=error)
 
 
-def description(settings: GroupSettings, model: ServedModel, mesh: Mesh) -> Ready:
+def description(settings: ReplicaSettings, model: ServedModel, mesh: Mesh) -> Ready:
     """Describes the model to the server."""
     known = inspect.signature(pipeline_class(settings.pipeline).__call__).parameters
     return Ready(

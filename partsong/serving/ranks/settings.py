@@ -1,4 +1,4 @@
-"""Holds what the ranks of a group are started with, in plain values."""
+"""Holds the settings with which the ranks of a replica are started, as plain values."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GroupSettings"]
+__all__ = ["ReplicaSettings"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GroupSettings:
-    """Says what a group serves, and where its first rank finds the server.
+class ReplicaSettings:
+    """Says what a replica serves, and how its first rank reaches the server.
 
     Attributes:
         folder: a diffusers pipeline folder.
@@ -24,11 +24,11 @@ class GroupSettings:
         loras: adapters by the name that clients know them by: a file or folder of weights.
         max_rows: most samples in one call of the model.
         max_active: most jobs that take turns.
-        memory: bytes that a rank may take; None takes its part of what is there.
-        groups_here: groups like this one on the same machine.
-        first_device: where this one's GPUs begin, since the groups before it take those before.
-        pulse: seconds after which idle ranks show that they are there.
-        sends_files: whether files travel over the line, since the ranks and the server share no folder.
+        memory: bytes that a rank may take; None takes its share of the machine.
+        replicas_here: number of replicas of this model on the same machine.
+        first_device: number of this replica's first GPU, after those of earlier replicas.
+        pulse: seconds between two signs of life of idle ranks.
+        sends_files: whether files are sent over the connection, since the ranks and the server share no folder.
         address: of the server's listener: a file of this machine, or a host and a port.
         authkey: of the server's listener.
     """
@@ -43,7 +43,7 @@ class GroupSettings:
     max_rows: int = 16
     max_active: int = 16
     memory: float | None = None
-    groups_here: int = 1
+    replicas_here: int = 1
     first_device: int = 0
     pulse: float = 1.0
     sends_files: bool = False

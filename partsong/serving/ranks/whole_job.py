@@ -28,8 +28,8 @@ class _Dropped(BaseException):
 class WholeJob:
     """Runs a job under a plan on the whole pipeline.
 
-    The pipeline's own loop tells of each step, and all ranks leave it at the same one. A strategy's own loop cannot be
-    left by one rank alone: there the first rank's office ends the ranks.
+    The pipeline's own loop reports each step, and all ranks leave it at the same one. No single rank can leave a
+    strategy's own loop: there the first rank's office ends the ranks.
 
     Args:
         model: what runs it.
@@ -44,7 +44,7 @@ class WholeJob:
         self._model, self._mesh, self._work, self._report = model, mesh, work, report
 
     def run(self, outcome: TurnOutcome) -> None:
-        """Runs it and notes what became of it."""
+        """Runs the job and notes its outcome."""
         work = self._work
         try:
             with self._model.whole_plan(work.setting) as plan:
@@ -52,11 +52,11 @@ class WholeJob:
             outcome.done.append(work.id)
         except _Dropped:
             outcome.dropped.append(work.id)
-        except (DistributedError, OutputError):  # met by this rank alone: the others wait for it in an exchange
+        except (DistributedError, OutputError):  # raised on this rank only: the others wait for it in an exchange
             raise
         except PartsongError as error:
             outcome.failed[work.id] = error
-        except (TypeError, ValueError) as error:  # met by all ranks alike, before any exchange
+        except (TypeError, ValueError) as error:  # raised on all ranks alike, before any exchange
             outcome.failed[work.id] = refused(type(self._model.pipe).__name__, error)
 
     def _sample(self, plan: Plan) -> None:
@@ -75,7 +75,7 @@ class WholeJob:
         sample_video(plan, arguments, writer=self._writer(plan, num), keeps=False, num_frames=num)
 
     def _writer(self, plan: Plan, num: int | None) -> VideoWriter | None:
-        """Returns what writes the frames on the first rank; a loop that makes them one after another tells of them."""
+        """Returns the writer of frames on the first rank; it also reports frames that are made one by one."""
         if not self._mesh.is_main:
             return None
         if can_stream(plan.loop):
@@ -90,7 +90,7 @@ class WholeJob:
 
 
 class _CountingWriter(VideoWriter):
-    """Writes a video and reports how many of its frames are there."""
+    """Writes a video and reports how many frames are written."""
 
     def __init__(self, work: JobWork, total: int, report: Callable[[JobWork, int, int], bool]) -> None:
         super().__init__(work.out[0], fps=work.fps)

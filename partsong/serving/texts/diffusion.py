@@ -22,7 +22,7 @@ from partsong.serving.texts.wire import TextSpec
 
 __all__ = ["DiffusionJob", "DiffusionTexts"]
 
-#: Fields that belong to thinking, with the values that ask for nothing.
+#: Fields that belong to thinking, with their neutral values.
 _NEUTRAL = {
     "top_p": 1.0,
     "stop": (),
@@ -149,7 +149,7 @@ class DiffusionTexts:
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def _length(self, request: TextRequest, ids: list[int]) -> int | None:
-        """Returns how many tokens to write; None where the gaps of the prompt are all there is to fill."""
+        """Returns how many tokens to write; None where only the gaps of the prompt are filled."""
         if request.max_tokens is not None or self.model.mask_token_id in ids:
             return request.max_tokens
         if self.source.zoo_name is not None:

@@ -16,7 +16,7 @@ class TextRequest:
     Attributes:
         messages: role and text of each message; one of the user for a text to continue.
         plain: whether the text is continued as it stands, without a chat template.
-        strategy: what follows the model's name: ``NAME:key=value,...`` of a thinking strategy or a rule, or "".
+        strategy: what follows the model's name: ``NAME:key=value,...`` of a thinking method or a rule, or "".
         seed: of all draws.
         max_tokens: most tokens of one answer; None leaves it to the model.
         temperature: None is 1 for thinking and 0 for a diffusion language model.
@@ -28,7 +28,7 @@ class TextRequest:
         budget_seconds: most seconds.
         cache: ``NAME:key=value,...`` of a cache, for diffusion language models.
         block_size: positions decided together, for diffusion language models.
-        threads: whether to tell what each call writes.
+        threads: whether to report what each call writes.
     """
 
     messages: tuple[tuple[str, str], ...]
@@ -78,7 +78,7 @@ class ThreadNews:
         thread: id of the call.
         label: the branch that it belongs to, and which of its samples it is.
         text: what is new in its text.
-        status: how it is with the call.
+        status: state of the call.
     """
 
     thread: str
@@ -96,7 +96,7 @@ class TextDone:
         finish: "stop" if the text ended by itself, "length" if its tokens ran out.
         prompt_tokens: tokens of all prompts.
         cached_tokens: how many of them had been computed before.
-        completion_tokens: tokens of all calls, those that came to nothing included.
+        completion_tokens: tokens of all calls, discarded ones included.
         report: what the answer cost, by name.
     """
 

@@ -1,4 +1,4 @@
-"""Bounds what one request for text may ask for, and how many may be under way."""
+"""Bounds what one request for text may ask for, and how many may run at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TextLimits(Knobs):
         max_characters: most characters of all messages together.
         max_knob: largest number that a strategy may be given for its samples, rounds or threads.
         max_calls: most calls of one request; a strategy ends there as if its budget were spent.
-        max_in_flight: most requests under way; further ones are refused until one has ended.
+        max_in_flight: most requests at once; further ones are refused until one has ended.
         keep_alive: seconds of silence after which a stream sends a comment.
         start_seconds: how long a request waits for a process that is starting.
     """

@@ -20,9 +20,9 @@ from partsong.serving.texts.wire import TextSpec
 __all__ = ["LocalText"]
 
 _LOG = logging.getLogger(__name__)
-#: Seconds between two questions for a sign of life, and how old the last one may be.
+#: Seconds between two requests for a sign of life, and how old the last one may be.
 _PULSE, _SILENCE = 2.0, 10.0
-#: Seconds before the first and the longest pause between two starts that fail.
+#: Seconds of the first and of the longest pause after a failed start.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
@@ -60,7 +60,7 @@ class LocalText:
 
     @property
     def in_flight(self) -> int:
-        """Counts the requests under way, those that wait for the process included."""
+        """Counts the running requests, those that wait for the process included."""
         return self._waiting + (0 if self._process is None else self._process.in_flight)
 
     @property
@@ -83,7 +83,7 @@ class LocalText:
         self._keeper = asyncio.ensure_future(self._keep())
 
     async def close(self) -> None:
-        """Ends the process; requests under way get an error."""
+        """Ends the process; running requests get an error."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)

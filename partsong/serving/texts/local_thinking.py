@@ -1,4 +1,4 @@
-"""Answers requests with a causal language model in this process, by any thinking strategy."""
+"""Answers requests with a causal language model in this process, by any thinking method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the process of a text model, hands it requests, and says how it ended."""
+"""Starts the process of a text model, passes it requests, and says how it ended."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from partsong.serving.texts.worker import serve_text
 
 __all__ = ["TextProcess"]
 
-#: Seconds that a process has to end by itself.
+#: Seconds that a process gets to end by itself.
 _GRACE = 5.0
 
 
 class TextProcess:
-    """Holds one life of the process of a text model.
+    """Holds one run of the process of a text model.
 
     Args:
         spec: what it serves.
@@ -33,7 +33,7 @@ class TextProcess:
 
     Attributes:
         about: what it says of its model: ``kind`` and ``strategies``; empty before it is ready.
-        heard: when it was heard last, by `time.monotonic`.
+        heard: when it last sent something, by `time.monotonic`.
         alive: whether requests can be sent to it.
         how: how it ended, in words; "" while it runs.
     """
@@ -48,7 +48,7 @@ class TextProcess:
 
     @property
     def in_flight(self) -> int:
-        """Counts the requests that the process has not ended, those that are being cancelled included."""
+        """Counts the unfinished requests of the process, those that are being cancelled included."""
         return len(self._requests)
 
     @property
@@ -119,7 +119,7 @@ class TextProcess:
         await self._ended.wait()
 
     async def end(self) -> None:
-        """Ends the process; its requests get an error. One that was never started has ended."""
+        """Ends the process; its requests get an error. A process that was never started counts as ended."""
         if self._wire is None:
             return
         self._wire.close()
@@ -130,7 +130,7 @@ class TextProcess:
             await self._ended.wait()
 
     async def _read(self, wire: TextWire) -> None:
-        """Hands out what comes over the wire until it closes, which is when the process ends."""
+        """Distributes what comes over the wire until it closes, when the process ends."""
         while (record := await wire.receive()) is not None:
             self.heard = time.monotonic()
             if not self._first.done():

@@ -1,4 +1,4 @@
-"""Holds text models by name as a server sees them, and finds the one that a request names."""
+"""Defines what a server asks of a text model, and finds the one that a request names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ServedText(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Counts the requests under way."""
+        """Counts the running requests."""
         ...
 
     async def start(self) -> None:
@@ -38,13 +38,13 @@ class ServedText(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends what is under way and gives back what the model holds."""
+        """Ends running requests and frees what the model holds."""
         ...
 
     def run(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Yields what happens while a request is answered: `TextAccepted` first, `TextDone` last.
 
-        Closing the generator cancels the request and nobody else's.
+        Closing the generator cancels this request only.
 
         Raises:
             ApiError: the request is refused or gets no answer.

@@ -18,7 +18,7 @@ Steps = Generator[Any, None, Any]
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """Holds a text that is decoded, and who waits for it."""
+    """Holds a text that is being decoded, and the task that waits for it."""
 
     steps: Steps
     on_step: Callable[[Any], None]
@@ -42,7 +42,7 @@ class _Turn:
 
 
 class StepTurns:
-    """Runs generators in a thread of its own, one step of each in turn, so that a long text does not hold up a short.
+    """Runs generators in a thread of its own, one step of each in turn, so a long text does not hold up a short one.
 
     Every model forward happens in that thread, because two threads that share the cores make each other slow.
 
@@ -62,7 +62,7 @@ class StepTurns:
         self._wake = threading.Condition()
         self._turns: deque[_Turn] = deque()
         self._closing = False
-        # A new thread has its own number of cores; the caller's setting shall hold here, too.
+        # torch's number of threads is per thread; the caller's setting should hold here, too.
         self._cores = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
         self._thread.start()
@@ -113,7 +113,7 @@ class StepTurns:
                     self._turns.append(turn)
 
     def _next(self) -> _Turn | None:
-        """Waits for a text whose turn it is; returns None once this is closed."""
+        """Waits for the text whose turn it is; returns None once this is closed."""
         with self._wake:
             while not self._turns and not self._closing:
                 self._wake.wait()

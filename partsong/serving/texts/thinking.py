@@ -1,4 +1,4 @@
-"""Answers a request by a thinking strategy over any engine. Loads no torch: servers of others are asked from here."""
+"""Answers a request by a thinking method over any engine. It does not load torch, since it also asks other servers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from partsong.zoo import knobs_for, task_of
 
 __all__ = ["SINGLE", "ThinkingJob", "prepare_thinking", "thinking_names"]
 
-#: The strategy of a name without one.
+#: The thinking method where a model's name includes none.
 SINGLE = "single"
 
 Emit = Callable[[TextEvent], None]
 
 
 def thinking_names() -> list[str]:
-    """Lists the strategies that text alone can ask for, `SINGLE` first."""
+    """Lists the thinking methods that need nothing but text, `SINGLE` first."""
     names = [name for name in STRATEGIES if not parse_thinking(name).needs]
     return [SINGLE, *(name for name in names if name != SINGLE)]
 
@@ -40,7 +40,7 @@ class ThinkingJob:
 
     Attributes:
         request: what was asked.
-        thinking: the strategy with the knobs that the request sets.
+        thinking: the thinking method with the knobs that the request sets.
         own: further knobs that the model needs.
         extract: finds the answer in a text.
         budget: what the request may spend.
@@ -60,11 +60,11 @@ class ThinkingJob:
         return [Message(cast(Any, role), (text,)) for role, text in self.request.messages]
 
     async def run(self, engine: Engine, emit: Emit) -> TextDone:
-        """Answers the request; the calls that still run end with the task that waits for this.
+        """Answers the request; calls still running are cancelled with the task that awaits this.
 
         Args:
             engine: makes the calls.
-            emit: takes what happens on the way.
+            emit: takes events on the way.
 
         Raises:
             PartsongError: there is no answer.
@@ -106,7 +106,7 @@ class ThinkingJob:
 
 
 def prepare_thinking(request: TextRequest, limits: TextLimits, model: str | None) -> ThinkingJob:
-    """Checks a request and finds what it names, before any call.
+    """Checks a request and resolves the names in it, before any call.
 
     Args:
         request: what was asked.
@@ -169,6 +169,6 @@ class _Watcher:
         ended = node.completion
         if ended is None or ended.finish in ("halted", "cancelled"):
             return replace(news, status="cancelled")
-        # An engine may keep back the end of a text until it is certain.
+        # An engine may hold back the end of a text until it is certain.
         rest = ended.text[len(before) :] if ended.text.startswith(before) else ""
         return replace(news, text=rest, status="finished")

@@ -1,4 +1,4 @@
-"""Serves the models of another server that speaks the OpenAI API: passed through as they are, or asked many times."""
+"""Serves the models of another server with the OpenAI API: passes requests on, or turns one into many calls."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ __all__ = ["PassedReply", "Upstream", "UpstreamText", "with_model"]
 
 #: Seconds an idle connection is kept. Many servers close theirs after 5 s, and a request sent just then is lost.
 _IDLE_SECONDS = 2.0
-#: What is passed on of a request. The key is not: the one that clients send is this server's own.
+#: Headers of a request that are passed on. The key is not: the one that clients send is this server's own.
 _ASKED = ("content-type", "accept", "accept-encoding", "user-agent")
-#: What belongs to one connection, and is not passed back.
+#: Headers that belong to one connection, and are not passed back.
 _OWN = ("connection", "keep-alive", "transfer-encoding", "server", "date", "trailer", "upgrade", "set-cookie")
 
 
 class PassedReply:
-    """Holds a reply of the other server, whose body comes over the line as it is read.
+    """Holds a reply of the other server, whose body arrives as it is read.
 
     Args:
-        response: what the client of the other server returned.
-        place: what is given back when the reply has ended.
+        response: that of the client of the other server.
+        place: released when the reply has ended.
 
     Attributes:
         status: status of HTTP.
@@ -50,7 +50,7 @@ class PassedReply:
         self.headers = {name: value for name, value in response.headers.items() if name.lower() not in _OWN}
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yields the bytes of the body, as compressed as they came."""
+        """Yields the bytes of the body, still compressed if they came compressed."""
         async for chunk in self._response.aiter_raw():
             yield chunk
 
@@ -66,8 +66,8 @@ class Upstream:
     Args:
         base_url: address of its API, mostly ending in ``/v1``.
         api_key: its key; None takes the environment's ``OPENAI_API_KEY``, an empty text sends none.
-        patience: timeouts and retries of the calls that strategies make. What is passed through is sent once, and may
-            take as long as it needs once there is a connection.
+        patience: timeouts and retries of the calls that strategies make. Requests that are passed through are sent
+            once, and may take as long as they need once connected.
 
     Raises:
         ArgumentError: the address cannot be used.
@@ -93,7 +93,7 @@ class Upstream:
         """Returns the names of the models that the server offers.
 
         Raises:
-            ApiError: the server does not name them.
+            ApiError: the server does not list them.
         """
         engine = self.engine("models", "chat")
         try:
@@ -122,7 +122,7 @@ class Upstream:
         """
         import httpx2
 
-        # Without this, the client would ask for compressed replies on behalf of somebody who cannot read them.
+        # Without this, the client would ask for compressed replies that its own client may not be able to read.
         sent = {"accept-encoding": "identity", **{name: headers[name] for name in _ASKED if name in headers}}
         if self._key:
             sent["authorization"] = f"Bearer {self._key.reveal()}"
@@ -146,7 +146,7 @@ class UpstreamText:
 
     Args:
         name: what the server calls the model, and clients too.
-        upstream: the server; several models share it, and whoever made it closes it.
+        upstream: the server; several models share it, and its creator closes it.
         limits: what requests may ask for.
 
     Attributes:
@@ -162,7 +162,7 @@ class UpstreamText:
 
     @property
     def ready(self) -> bool:
-        """Returns True: whether the other server answers shows when it is asked."""
+        """Returns True: whether the other server answers is only known when it is asked."""
         return True
 
     async def start(self) -> None:
@@ -178,7 +178,7 @@ class UpstreamText:
         return {"id": self.name, "kind": "thinking", "strategies": thinking_names(), "defaults": {}}
 
     async def run(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        """Yields what happens while a strategy answers a request; see `ServedText.run`."""
+        """Yields what happens while a thinking method answers a request; see `ServedText.run`."""
         with self._place():
             job = prepare_thinking(request, self.limits, None)
             yield TextAccepted()
@@ -187,7 +187,7 @@ class UpstreamText:
                     yield event
 
     async def pass_through(self, path: str, body: bytes, headers: Mapping[str, str]) -> PassedReply:
-        """Passes a request on as `Upstream.send` does; it counts as under way until the reply is closed."""
+        """Passes a request on as `Upstream.send` does; it counts as running until the reply is closed."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._place())
             return PassedReply(await self.upstream.send(path, body, headers), stack.pop_all())
@@ -252,7 +252,7 @@ async def _events(job: ThinkingJob, engine: OpenAIEngine) -> AsyncGenerator[Text
 
 
 def _as_api_error(error: EngineError) -> ApiError:
-    """Returns what another server did wrong as an error of this one, which stands between it and the client."""
+    """Turns a failure of the other server into an error of this one."""
     wait = error.wait if isinstance(error, RemoteError) else None
     if isinstance(error, RateLimitError):
         return ApiError(429, str(error), code="upstream_rate_limit", retry_after=wait or 1.0)

@@ -1,4 +1,4 @@
-"""Carries JSON lines between a server and the process of a text model, over a pair of sockets that nobody else has."""
+"""Carries JSON lines between a server and the process of a text model, over a private pair of sockets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TextSpec:
     Attributes:
         name: what clients call it.
         model: a zoo name, a folder or a hub id.
-        adapter: its family, as in `decode`, where the model's settings leave that open.
+        adapter: its family, as in `decode`, where the model's settings do not say.
         dtype: name of a torch type; None leaves the choice to the model.
         device: None is the first GPU, or the CPU if there is none.
         threads: None is 1 for a zoo model and torch's own choice otherwise.
@@ -58,9 +58,9 @@ class TextWire:
         return cls(*await asyncio.open_connection(sock=end, limit=_MAX_LINE))
 
     def send(self, record: Mapping[str, Any]) -> None:
-        """Sends a record; what cannot be sent any more is dropped, and `receive` then says that the other end is gone.
+        """Sends a record; what can no longer be sent is dropped, and `receive` then says that the other end is gone.
 
-        A text may hold half of a surrogate pair, which UTF-8 cannot carry, so other characters than ASCII are escaped.
+        A text may hold half of a surrogate pair, which UTF-8 cannot carry, so all but ASCII characters are escaped.
         """
         if not self._writer.is_closing():
             self._writer.write(json.dumps(record).encode() + b"\n")
@@ -74,7 +74,7 @@ class TextWire:
         return json.loads(line) if line.endswith(b"\n") else None
 
     async def drain(self) -> None:
-        """Waits until what was sent is on its way, as far as the other end still reads."""
+        """Waits until everything sent has left, as long as the other end still reads."""
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
 

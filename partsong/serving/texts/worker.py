@@ -28,7 +28,7 @@ class OpenedText(Protocol):
     """Answers requests with a model in this process.
 
     Attributes:
-        kind: "text" for a diffusion language model, "thinking" for one that strategies ask.
+        kind: "text" for a diffusion language model, "thinking" for one that thinking methods call.
         strategies: what may follow the model's name.
     """
 
@@ -50,7 +50,7 @@ class OpenedText(Protocol):
 
 def serve_text(spec: TextSpec, end: socket.socket) -> None:
     """Serves a model until the server closes the wire; the target of the process."""
-    # Ctrl-C reaches every process of a terminal, and it is for the server to end this one.
+    # Ctrl-C reaches every process of a terminal, but the server is the one to end this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_serve(spec, end))
 
@@ -58,7 +58,7 @@ def serve_text(spec: TextSpec, end: socket.socket) -> None:
 async def _serve(spec: TextSpec, end: socket.socket) -> None:
     wire = await TextWire.over(end)
     opening = asyncio.ensure_future(asyncio.to_thread(_open, spec))
-    # A server that goes away while the model is loaded ends this process as well.
+    # If the server goes away while the model is loading, this process ends as well.
     first = asyncio.ensure_future(wire.receive())
     await asyncio.wait({opening, first}, return_when=asyncio.FIRST_COMPLETED)
     if not opening.done():
@@ -75,14 +75,14 @@ async def _serve(spec: TextSpec, end: socket.socket) -> None:
 
 
 def _leave_at_once() -> NoReturn:
-    """Ends this process, though threads of the model may be in the middle of a step that nobody waits for."""
+    """Ends this process at once, even if threads of the model are in the middle of a step."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def _open(spec: TextSpec) -> OpenedText:
-    """Loads the model as what it is: one that writes token after token, or one that decides tokens in any order."""
+    """Loads the model by its kind: one that writes token after token, or one that decides tokens in any order."""
     import torch
     from transformers.utils import logging as transformers_logging
 
@@ -113,7 +113,7 @@ def _is_causal(spec: TextSpec) -> bool:
     from partsong.zoo import task_of
 
     if task_of(spec.model) is not None:
-        return True  # what follows would import more than a model that thinks needs
+        return True  # imported here: a model that thinks does not need it
     from partsong.samplers.text.families import adapter_of
 
     settings = read_settings(model_folder(spec.model, others={smollm2.NAME: smollm2.folder}))
@@ -122,11 +122,11 @@ def _is_causal(spec: TextSpec) -> bool:
     except UnsupportedError:
         if settings.get("mask_token_id") is not None:
             raise
-        return True  # the engine knows more causal families, and says so if this is none of them
+        return True  # the engine knows more causal families, and refuses any other
 
 
 class _Desk:
-    """Takes records from the wire, and runs a task for each request."""
+    """Reads records from the wire, and runs a task for each request."""
 
     def __init__(self, wire: TextWire, opened: OpenedText) -> None:
         self._wire, self._opened = wire, opened
@@ -154,7 +154,7 @@ class _Desk:
 
     def _leave(self, number: int, task: asyncio.Task[None]) -> None:
         self._tasks.pop(number)
-        if task.cancelled():  # perhaps before it began
+        if task.cancelled():  # possibly before it began
             self._wire.send({"number": number, "cancelled": True})
 
     async def _answer(self, number: int, record: Mapping[str, Any]) -> None:
@@ -170,7 +170,7 @@ class _Desk:
 
 
 def _refusal(error: Exception) -> dict[str, Any]:
-    """Returns an error as the server passes it on; what nobody foresaw is logged here and not shown to clients."""
+    """Returns an error as the server passes it on; unexpected errors are logged here and not shown to clients."""
     if isinstance(error, PartsongError):
         known = as_api_error(error)
     else:

@@ -43,7 +43,7 @@ def attention_tangent(
         Output and derivative, each `[B, H, Lq, Dv]`.
 
     Raises:
-        ArgumentError: a tangent has another shape than what it belongs to.
+        ArgumentError: a tangent differs in shape from its tensor.
 
     Source: the tangent of attention in continuous consistency models, arXiv 2410.11081.
 
@@ -71,7 +71,7 @@ def attention_tangent(
         logits = logits if bias is None else logits + _columns(bias, here)
         rise = factor * (tq @ keys.mT + q @ their_keys.mT)
         higher = torch.maximum(top, logits.amax(dim=-1, keepdim=True))
-        # A row without any key so far has no maximum; its sums are 0 whatever they are scaled by.
+        # A row without any key so far has no maximum; its sums are 0 at any scale.
         anchor = higher.masked_fill(higher == -torch.inf, 0.0)
         shrink = torch.exp(top - anchor)
         weights = torch.exp(logits - anchor)
@@ -89,7 +89,7 @@ def attention_tangent(
 def directional_derivative(
     function: Callable[..., Tensor], values: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Returns what a function returns and its derivative along a direction, by forward differentiation.
+    """Returns a function's value and its derivative along a direction, by forward differentiation.
 
     Unlike `torch.func.jvp` it takes models that call `torch.nn.functional.scaled_dot_product_attention`, whose fused
     kernels have no forward rule: their attention is computed by `attention_tangent`. Neither result keeps a graph.

@@ -157,7 +157,7 @@ def discrete_loss(
         after = latents - _like(here - there, latents) * teacher
         wanted = clean_estimate(after, there, target(after, there))
     apart = clean_estimate(latents, here, student(latents, here)) - wanted
-    # Clean samples differ by sin(t) times the velocities, which is what models are to learn alike at all times.
+    # Clean samples differ by sin(t) times the velocities, which models should learn equally well at all times.
     return (apart / _like(here.sin(), latents)).square().mean()
 
 

@@ -1,4 +1,4 @@
-"""Trains heads that guess ahead of a frozen model: where masks stand in a text, what they see, and their losses."""
+"""Trains heads that guess ahead of a frozen model: the places of masks in a text, what they see, and their losses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["AnchoredTexts", "HeadLosses", "anchor", "head_losses", "look_ahead"]
 
 @dataclass(frozen=True, slots=True)
 class AnchoredTexts:
-    """Holds texts, and the tokens behind which masks stand.
+    """Holds texts, and the tokens that masks follow.
 
     Attributes:
         ids: token ids, int64 `[texts, length]`, with any padding at the end.
@@ -39,14 +39,14 @@ class AnchoredTexts:
 def anchor(
     ids: Tensor, starts: Tensor, lengths: Tensor, num: int, generator: torch.Generator | None = None
 ) -> AnchoredTexts:
-    """Draws anchors: places from the last token of the prompt on, with at least two tokens behind.
+    """Draws anchors: places from the last token of the prompt on, with at least two tokens after.
 
     Args:
         ids: token ids, int64 `[texts, length]`.
         starts: where the answers begin, int64 `[texts]`.
         lengths: how many tokens the texts have, int64 `[texts]`.
         num: how many anchors a text gets at most.
-        generator: where the draws come from.
+        generator: source of the draws.
 
     >>> texts = anchor(torch.zeros(1, 9, dtype=torch.int64), torch.tensor([5]), torch.tensor([9]), 4)
     >>> sorted(texts.anchors[0].tolist())
@@ -66,7 +66,7 @@ class HeadLosses:
     Attributes:
         base: cross-entropy of the model's own head on the masks' states.
         sampler: cross-entropy of the sampler.
-        latent: squared distance of a mask's state from that of the token in whose place it stands.
+        latent: squared distance of a mask's state from that of the token at its position.
         near: how much of the probability the model and the sampler share, 1 - total variation; no loss.
     """
 
@@ -82,9 +82,9 @@ class HeadLosses:
 
 
 def look_ahead(model: PreTrainedModel, masks: GatedLora, texts: AnchoredTexts) -> tuple[Tensor, Tensor]:
-    """Computes the states of a text's tokens, and those of masks behind its anchors.
+    """Computes the states of a text's tokens, and those of masks after its anchors.
 
-    A mask sees the text up to its anchor and the masks before it behind the same anchor. Since no token sees a mask,
+    A mask sees the text up to its anchor and the earlier masks of the same anchor. Since no token sees a mask,
     tokens are computed first, without gradients; the masks then read their keys.
 
     Args:
@@ -121,7 +121,7 @@ def look_ahead(model: PreTrainedModel, masks: GatedLora, texts: AnchoredTexts) -
 def head_losses(model: PreTrainedModel, head: MaskHead, texts: AnchoredTexts) -> HeadLosses:
     """Computes the losses of a head.
 
-    Mask i behind an anchor stands at the place of the i-th token after it, and guesses the one that comes next. What it
+    Mask i of an anchor has the position of the i-th token after it, and guesses the next one. What it
     is to learn is the model's own distribution there: on texts that the model has drawn, this is on average the
     cross-entropy of their tokens, and varies less.
 

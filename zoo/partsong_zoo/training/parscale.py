@@ -1,4 +1,4 @@
-"""Trains streams, alone on a frozen backbone ("recycling") or together with it, by accelerate.
+"""Trains streams on a frozen backbone ("recycling") or together with it, by accelerate.
 
 One function does the three settings of the paper (Chen et al., arXiv 2505.10475). Training from nothing is
 `train(model, weights)` with random weights. A second stage is the same with a trained model. Recycling is
@@ -51,7 +51,7 @@ def next_token_loss(model: nn.Module, lesson: StreamLesson) -> Tensor:
 
     Args:
         model: a causal language model of transformers.
-        lesson: what it learns.
+        lesson: the texts to learn.
 
     Returns:
         A scalar in float32, or in float64 if the model is.
@@ -155,7 +155,7 @@ def train(
                 _save(path, together, optimizer, frozen, step)
             if step % 100 == 0 and place.is_main_process:
                 _log.info("step %d of %d, loss %.4f", step, steps, sum(losses[-100:]) / len(losses[-100:]))
-        optimizer.zero_grad()  # gradients take as much memory as the weights, and nobody needs them now
+        optimizer.zero_grad()  # gradients take as much memory as the weights, and are no longer needed
     return losses
 
 

@@ -21,7 +21,7 @@ def alternating_reward(
     parallel_steps: Annotated[int, Whole(0)] = 2,
     bonus: float = 0.2,
 ) -> float:
-    """Rewards right answers alone in most steps; in some, right answers found in threads get more.
+    """Rewards only right answers in most steps; in some, right answers found in threads get more.
 
     Source: Parallel-R1, arXiv 2509.07980, stage 2. There 8 of 10 steps give +1 or -1, and 2 of 10 give 1.2 to a right
     answer with threads in the valid form, 1.0 to a right one without, -1 to a wrong one.

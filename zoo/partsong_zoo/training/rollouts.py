@@ -1,4 +1,4 @@
-"""Turns a text by `fork_join` into the tree of what was drawn, on which a policy is trained. Loads no torch."""
+"""Turns a text of `fork_join` into the tree of its draws, on which a policy is trained. Loads no torch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _parts(
             parts.append(Fork(tuple(threads), tuple(one.get("marks", ())), apart=one.get("apart", False)))
             last = None
         elif one["call"] in seen:
-            # A thread's result stands here once more, in the words of the runtime.
+            # A thread's result is repeated here, inserted by the runtime.
             parts.append(one["text"])
         else:
             seen.add(one["call"])

@@ -1,4 +1,4 @@
-"""Trains on texts of threads: computes the likelihood of what a model wrote, and makes steps of descent."""
+"""Trains on texts of threads: computes the likelihood of a model's text, and makes steps of descent."""
 
 from __future__ import annotations
 

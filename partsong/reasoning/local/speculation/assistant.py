@@ -42,13 +42,13 @@ _KEPT = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assistant(Knobs):
-    """Guesses with a second model of the same vocabulary, as many tokens as have been worth it.
+    """Guesses with a second model of the same vocabulary, as many tokens as have paid off.
 
     Attributes:
         model: as in `LocalEngine`: a folder, a name, a hub id, or a loaded model.
         length: how many tokens are guessed at most.
         branches: how many guesses are made for each place; only the first is continued.
-        cost: seconds of one of its steps by those of the model's; None takes the ratio of their weights.
+        cost: time of one of its steps relative to the model's; None takes the ratio of their weights.
         group: how many of its layers attend from the same state, as `partsong.parallel.layer_parallel` does; then the
             keys of a step's tokens are computed anew, exactly, with the next step.
         mesh: the `Mesh` with ranks over which these layers are spread, along its axis ``pipe``. All ranks must make the
@@ -85,7 +85,7 @@ class Assistant(Knobs):
 
 @dataclass(slots=True, eq=False)
 class _Writing:
-    """Holds what the second model has of a text, and its draft in the making.
+    """Holds the second model's state of a text, and its unfinished draft.
 
     Attributes:
         row: the second model's row.
@@ -110,7 +110,7 @@ class _Writing:
         self.expected += self.reached
 
     def tree(self) -> DraftTree:
-        """Returns what is guessed."""
+        """Returns the guesses."""
         tokens, parents, chances, last = list[int](), list[int](), list[float](), 0
         for depth, guesses in enumerate(self.guesses, 1):
             tokens += guesses
@@ -127,7 +127,7 @@ class AssistantDrafter:
         model: the second model.
         length: how many tokens are guessed at most.
         branches: how many guesses are made for each place.
-        cost: seconds of one of its steps by those of the model's.
+        cost: time of one of its steps relative to the model's.
         grouped: the model's layers, if they run in groups.
     """
 
@@ -210,7 +210,7 @@ class AssistantDrafter:
             self._writings[text] = _Writing(row, Rates(prior))
 
     def _catch_up(self, most: Mapping[DraftText, int]) -> None:
-        """Feeds what the texts got since the last time, after taking back wrong guesses; makes the first guess."""
+        """Feeds the texts' new tokens, after removing wrong guesses; makes the first guess."""
         drafts = dict[BatchRow, DraftTree]()
         for text in most:
             row = self._writings[text].row
@@ -232,7 +232,7 @@ class AssistantDrafter:
         self._add(most, logits[[end - 1 for end in ends]])
 
     def _add(self, most: Mapping[DraftText, int], logits: Tensor) -> None:
-        """Adds a guess to each draft from the logits of every row, and goes on after it."""
+        """Adds a guess to each draft from the logits of every row, and continues after it."""
         places = {row: place for place, row in enumerate(self._batch.rows)}
         writings = [(text, self._writings[text]) for text in most]
         draws = [replace(text.draw, place=text.draw.place + len(writing.guesses)) for text, writing in writings]

@@ -1,6 +1,6 @@
 """Guesses with a head that was trained for the model: it looks several tokens ahead in the model's own forward.
 
-Masks stand behind the tokens that a step verifies. From those behind the last right one a small sampler makes the next
+Masks follow the tokens that a step verifies. From those after the last right one a small sampler makes the next
 guesses, so fresh ones are there whichever guess was the last to be right (multi-token prediction, arXiv 2507.11851,
 section 3, with its quadratic decoding; here masks stand where they are likely to be of use). It draws with the noise of
 the text (arXiv 2408.07978).
@@ -47,9 +47,9 @@ class TrainedHead(Knobs):
     Attributes:
         path: the folder of the head. Default: the folder "head" beside the model's weights.
         length: how many tokens are guessed at most. Default: as many as the head has masks.
-        branches: how many guesses are made after each other one, and how many stand side by side and are gone on from.
-        heat: the temperature of guesses by that of the text, whose noise they are drawn with. A head knows less than
-            its model and is less sure, which lower temperatures make up for; 0 takes the likeliest tokens.
+        branches: how many guesses follow each other one, and how many are continued in parallel.
+        heat: temperature of guesses relative to that of the text, whose noise they are drawn with. A head knows less
+            than its model and is less sure, which lower temperatures compensate; 0 takes the likeliest tokens.
     """
 
     path: str | Path | None = None
@@ -118,7 +118,7 @@ class HeadDrafter:
     """Drafts by `TrainedHead`; see `Drafter`.
 
     Args:
-        head: the trained head; the model knows its masks.
+        head: the trained head, whose masks are in the model.
         model: the model.
         knobs: the knobs.
         end: the token that ends a text, after which nothing is guessed.
@@ -131,12 +131,12 @@ class HeadDrafter:
         self._sampler, self._model, self._knobs, self._end = head.sampler, model, knobs, end
         self._states: WeakKeyDictionary[DraftText, Tensor] = WeakKeyDictionary()
         self._proposed: WeakKeyDictionary[DraftText, tuple[_Growing, DraftTree]] = WeakKeyDictionary()
-        # What is learned of one text serves all: answers may be shorter than that takes.
+        # Rates learned from one text serve all, since an answer may be too short to learn them.
         self._rates = Rates(dict(enumerate(_FIRST)), weight=20.0, memory=0.995)
         self._second = Rates(dict(enumerate(_SECOND)), weight=10.0, memory=0.99)
 
     def propose(self, texts: Sequence[DraftText], rooms: Sequence[int]) -> list[DraftTree]:
-        """Draws from the masks behind each text, place after place."""
+        """Draws from the masks after each text, position by position."""
         growing = [
             _Growing(text, min(room, len(self._states[text])), ends=[(0, text.tokens[-1], 1.0)])
             for text, room in zip(texts, rooms, strict=True)
@@ -159,7 +159,7 @@ class HeadDrafter:
             self._states[text] = seen.hidden[masks, 0]
 
     def forget(self, text: DraftText) -> None:
-        """Drops what it knows of a text."""
+        """Forgets a text."""
         self._states.pop(text, None)
         self._proposed.pop(text, None)
 

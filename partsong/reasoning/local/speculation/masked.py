@@ -1,7 +1,7 @@
 """Guesses with a masked diffusion model: all next tokens at once, from one look at a text that ends in masks.
 
-Speculative diffusion decoding (arXiv 2408.05636). Every place is drawn by itself, with the noise of the model whose
-text it is, so a guess costs one forward however long it is.
+Speculative diffusion decoding (arXiv 2408.05636). Every position is drawn independently, with the noise of the model
+whose text it is, so a guess costs one forward however long it is.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Masked(Knobs):
 
         Raises:
             ArgumentError: there is no such model.
-            UnsupportedError: it is no masked model of this kind, has another vocabulary, or is on another device.
+            UnsupportedError: it is not a masked model of this kind, has another vocabulary, or is on another device.
         """
         loaded = load(self.model, tokenizer if isinstance(self.model, torch.nn.Module) else None, None, model.device)
         config: Any = loaded.module.config
@@ -80,7 +80,7 @@ class MaskedDrafter:
         self._proposed: WeakKeyDictionary[DraftText, list[int]] = WeakKeyDictionary()
 
     def propose(self, texts: Sequence[DraftText], rooms: Sequence[int]) -> list[DraftTree]:
-        """Draws every one of the next places from what the masked model says of it."""
+        """Draws each of the next positions from the masked model's distribution."""
         longest: int = self._config.max_position_embeddings
         sizes = {
             text: min(room, self._length, longest - len(text.tokens))
@@ -101,7 +101,7 @@ class MaskedDrafter:
                 break
 
     def forget(self, text: DraftText) -> None:
-        """Drops what it knows of a text."""
+        """Forgets a text."""
         self._rates.pop(text, None)
 
     def _chain(self, text: DraftText, guesses: list[int]) -> DraftTree:
@@ -110,7 +110,7 @@ class MaskedDrafter:
         return DraftTree.chain(guesses, [rates[depth] for depth in range(1, len(guesses) + 1)])
 
     def _guesses(self, sizes: dict[DraftText, int]) -> list[list[int]]:
-        """Looks once at all texts, each with masks behind it; shorter ones are padded on the right."""
+        """Runs once on all texts, each followed by masks; shorter ones are padded on the right."""
         longest = max(len(text.tokens) + size for text, size in sizes.items())
         mask = self._config.mask_token_id
         rows = [[*text.tokens, *[mask] * size] for text, size in sizes.items()]

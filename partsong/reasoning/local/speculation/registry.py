@@ -1,4 +1,4 @@
-"""Lists all drafters by name: those that read the text alone, and those that are models."""
+"""Lists all drafters by name: those that read only the text, and those that are models."""
 
 from __future__ import annotations
 

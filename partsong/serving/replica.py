@@ -1,4 +1,4 @@
-"""Keeps a group of ranks alive for one model: starts it, talks to it, and starts it anew when a rank dies."""
+"""Keeps one replica of a model alive: starts its ranks, talks to them, and restarts them when one dies."""
 
 from __future__ import annotations
 
@@ -31,52 +31,52 @@ from partsong.serving.messages import (
     Stop,
     ToRanks,
 )
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
 from partsong.serving.runners import RankRunner
 
-__all__ = ["WorkerGroup"]
+__all__ = ["Replica"]
 
 _log = logging.getLogger(__name__)
 
-#: Starts that may fail one after the other before the group is given up, and seconds of rest before the next.
+#: Failed starts in a row before the replica is given up, and seconds of pause between them.
 _STARTS, _REST = 3, 1.0
-#: Seconds that ranks have to end by themselves.
+#: Seconds that ranks get to end by themselves.
 _GRACE = 3.0
-#: Seconds in which whoever connects has to show the key.
+#: Seconds in which a new connection has to show the key.
 _GREETING = 10.0
-#: Seconds in which a line is read on whose ranks have ended.
+#: Seconds for which a connection is still read after its ranks have ended.
 _LATE = 5.0
-#: Seconds in which another machine has to answer.
+#: Seconds in which another machine must answer.
 _SILENCE = 20
-#: Pulses that may be missing before the group no longer counts as ready.
+#: Pulses that may be missing before the replica no longer counts as ready.
 _MISSED = 30
 
 
-class WorkerGroup:
-    """Keeps ranks running, and reports what they say on the server's event loop.
+class Replica:
+    """Keeps the ranks of one copy of a model running, and reports what they say on the server's event loop.
 
     Args:
         name: of the model.
         nproc: number of ranks.
-        settings: what they serve.
-        runner: runs them once.
+        settings: what the ranks serve.
+        runner: runs the ranks once.
         on_message: takes what the ranks say.
         on_down: takes the error that ended the ranks; they are started anew unless the second argument is True.
 
     Attributes:
-        facts: what the ranks said of their model when they were ready last; None before.
-        broken: why the group was given up; None while it was not.
+        facts: what the ranks said of their model when they last became ready; None before.
+        broken: why the replica was given up; None while it is running.
     """
 
     def __init__(
         self,
         name: str,
         nproc: int,
-        settings: GroupSettings,
+        settings: ReplicaSettings,
         *,
         runner: RankRunner,
-        on_message: Callable[[WorkerGroup, FromRanks], None],
-        on_down: Callable[[WorkerGroup, PartsongError], None],
+        on_message: Callable[[Replica, FromRanks], None],
+        on_down: Callable[[Replica, PartsongError], None],
     ) -> None:
         self.name, self.nproc = name, nproc
         self.facts: Ready | None = None
@@ -84,7 +84,7 @@ class WorkerGroup:
         self._runner, self._on_message, self._on_down = runner, on_message, on_down
         self._loop = asyncio.get_running_loop()
         authkey = os.urandom(32)
-        # The key is asked for in `_greet`, which does not wait for ever.
+        # The key is checked in `_greet`, which does not wait forever.
         self._listener = Listener() if runner.host is None else Listener((runner.host, 0))
         address: Any = self._listener.address
         self._settings = replace(settings, address=address, authkey=authkey, sends_files=runner.host is not None)
@@ -95,7 +95,7 @@ class WorkerGroup:
         self._heard = 0.0
         self._is_up = False
         self._hung_up = threading.Event()
-        self._ended = self._accepted = 0  # runs that have ended, now and when the line was accepted
+        self._ended = self._accepted = 0  # runs that have ended, counted now and when the connection was accepted
         self._checks: dict[str, asyncio.Future[Checked]] = {}
         self._threads = [
             threading.Thread(target=target, name=f"{what} {name}", daemon=True)
@@ -109,17 +109,17 @@ class WorkerGroup:
 
     @property
     def is_ready(self) -> bool:
-        """Says whether all ranks have answered lately."""
+        """Says whether all ranks have answered recently."""
         return self._is_up and time.monotonic() - self._heard < _MISSED * self._settings.pulse
 
     def send(self, message: ToRanks) -> bool:
-        """Asks the ranks for something; says whether there was a line to them."""
+        """Asks the ranks for something; says whether they are connected."""
         with self._sending:
             if self._line is None:
                 return False
             try:
                 self._line.send(message)
-            except OSError:  # they have just ended; what ends them is reported by the other thread
+            except OSError:  # they have just ended; the other thread reports the cause
                 return False
             return True
 
@@ -148,9 +148,9 @@ class WorkerGroup:
     def _join(self) -> None:
         self._threads[0].join(_GRACE)
         for child in multiprocessing.active_children() if self._threads[0].is_alive() else ():
-            child.terminate()  # they load a model, or make a long call, and all groups end together
+            child.terminate()  # they are loading a model or making a long call, and all replicas end together
         self._threads[0].join()
-        # A caller wakes the other thread up if it waits for one; if it has ended already, nobody answers the call.
+        # Connecting wakes the other thread if it waits for a connection; if it has ended already, nobody answers.
         threading.Thread(target=self._ring, daemon=True).start()
         self._threads[1].join(5.0)
         self._listener.close()
@@ -160,7 +160,7 @@ class WorkerGroup:
             Client(self._listener.address, authkey=self._authkey).close()
 
     def _run(self) -> None:
-        """Runs the ranks again and again; in a thread of its own."""
+        """Runs the ranks, again after each end; in a thread of its own."""
         failed = 0
         while not self._closing.is_set() and failed < _STARTS:
             self._hung_up.clear()
@@ -169,8 +169,10 @@ class WorkerGroup:
                 self._runner.run(self._settings, self.nproc, self._closing)
             except PartsongError as raised:
                 error = raised
-            self._ended += 1  # before it looks for a line, as the other thread looks here once it has one
-            if self._line is not None and not self._hung_up.wait(_LATE):  # what they said before they ended comes first
+            self._ended += 1  # set before it looks for a connection, since the other thread reads it once it has one
+            if self._line is not None and not self._hung_up.wait(
+                _LATE
+            ):  # messages sent before the end are handled first
                 self._hang_up()
             failed = 0 if self._is_up else failed + 1
             if self._closing.is_set():
@@ -180,9 +182,9 @@ class WorkerGroup:
             self._closing.wait(_REST if failed else 0.0)
 
     def _hang_up(self) -> None:
-        """Ends a line whose other end is gone with its machine, which nothing else would tell.
+        """Closes a connection whose other end vanished with its machine, which nothing else would reveal.
 
-        The lock is not asked for: who holds it may be sending to that machine, and waits for this.
+        It takes no lock: the holder may be sending to that machine, and would wait for this.
         """
         line = self._line
         if line is not None:
@@ -190,7 +192,7 @@ class WorkerGroup:
             self._hung_up.wait(5.0)
 
     def _listen(self) -> None:
-        """Takes what the ranks say, of one start after the other; in a thread of its own."""
+        """Reads the messages of the ranks, one start after the other; in a thread of its own."""
         while not self._closing.is_set():
             line = self._greet()
             if line is None:
@@ -201,7 +203,7 @@ class WorkerGroup:
             with self._sending:
                 self._line = line
             late = threading.Timer(_LATE, _cut, [line])
-            if self._ended != self._accepted:  # its ranks have ended meanwhile, and saw no line to hang up
+            if self._ended != self._accepted:  # its ranks ended meanwhile, before there was a connection to close
                 late.start()
             with contextlib.suppress(EOFError, OSError):
                 while True:
@@ -217,7 +219,7 @@ class WorkerGroup:
             self._hung_up.set()
 
     def _greet(self) -> Connection | None:
-        """Waits for somebody to connect; returns the line, or None for one who does not show the key in time."""
+        """Waits for a connection; returns it, or None if it does not show the key in time."""
         try:
             line: Any = self._listener.accept()
         except OSError:
@@ -238,7 +240,7 @@ class WorkerGroup:
             patience.cancel()
 
     def _write(self, part: FilePart) -> None:
-        """Writes a piece of a file that the ranks cannot write themselves, before what they say of it is heard."""
+        """Writes a piece of a file that the ranks cannot write themselves, before their message about it is handled."""
         try:
             with part.path.open("wb" if part.is_first else "ab") as file:
                 file.write(part.data)
@@ -250,7 +252,7 @@ class WorkerGroup:
     def _call(self, action: Callable[..., None], *args: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(action, *args)
-        except RuntimeError:  # the loop has ended before the ranks did
+        except RuntimeError:  # the event loop ended before the ranks did
             self._closing.set()
 
     def _take(self, message: FromRanks) -> None:
@@ -275,13 +277,13 @@ class WorkerGroup:
 
 
 def _cut(line: Connection) -> None:
-    """Ends a line from this side; a thread that reads it gets an error."""
+    """Closes a connection from this side; a thread that reads it gets an error."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(line.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)
 
 
 def _watch(line: Connection) -> None:
-    """Has the system end a line to another machine when that has not answered for a while."""
+    """Has the system close a connection to another machine that has not answered for a while."""
     with socket.socket(fileno=os.dup(line.fileno())) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if sys.platform == "linux":

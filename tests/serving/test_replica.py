@@ -13,28 +13,28 @@ from typing import Any
 import pytest
 
 from partsong.errors import DistributedError, PartsongError
-from partsong.serving import groups
-from partsong.serving.groups import WorkerGroup
+from partsong.serving import replica as replica_module
 from partsong.serving.messages import Cancel, FilePart, FromRanks, JobFailed, JobFinished, Ready, Stop
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
+from partsong.serving.replica import Replica
 from partsong.serving.runners import RankRunner
 
 READY = Ready(strategies=(), defaults={}, kind="image")
 
 
 class Heard:
-    """What a group told its server."""
+    """What a replica told its server."""
 
     def __init__(self) -> None:
         self.messages: list[FromRanks] = []
         self.errors: list[PartsongError] = []
         self.changed = asyncio.Event()
 
-    def take(self, group: WorkerGroup, message: FromRanks) -> None:
+    def take(self, replica: Replica, message: FromRanks) -> None:
         self.messages.append(message)
         self.changed.set()
 
-    def down(self, group: WorkerGroup, error: PartsongError) -> None:
+    def down(self, replica: Replica, error: PartsongError) -> None:
         self.errors.append(error)
         self.changed.set()
 
@@ -44,15 +44,15 @@ class Heard:
             await asyncio.wait_for(self.changed.wait(), 20)
 
 
-def _group(heard: Heard, say: Callable[[Connection], None], host: str | None = "127.0.0.1") -> WorkerGroup:
-    def run(settings: GroupSettings, nproc: int, closing: threading.Event) -> None:
+def _replica(heard: Heard, say: Callable[[Connection], None], host: str | None = "127.0.0.1") -> Replica:
+    def run(settings: ReplicaSettings, nproc: int, closing: threading.Event) -> None:
         with Client(settings.address, authkey=settings.authkey) as line:
             line.send(READY)
             say(line)
 
-    settings = GroupSettings(folder=Path("x"), pipeline="X", defaults={}, loras={}, address="", authkey=b"")
+    settings = ReplicaSettings(folder=Path("x"), pipeline="X", defaults={}, loras={}, address="", authkey=b"")
     runner = RankRunner(run=run, host=host)
-    return WorkerGroup("m", 1, settings, runner=runner, on_message=heard.take, on_down=heard.down)
+    return Replica("m", 1, settings, runner=runner, on_message=heard.take, on_down=heard.down)
 
 
 def _until_stopped(line: Connection) -> None:
@@ -71,16 +71,16 @@ def test_a_file_arrives_in_pieces_before_the_job_is_done(tmp_path: Path) -> None
             line.send(JobFinished(id="a", spent=(), seconds=1.0))
             _until_stopped(line)
 
-        def take(group: WorkerGroup, message: FromRanks) -> None:
+        def take(replica: Replica, message: FromRanks) -> None:
             seen.append(path.read_bytes())
-            Heard.take(heard, group, message)
+            Heard.take(heard, replica, message)
 
         heard.take = take  # type: ignore[method-assign]
-        group = _group(heard, say)
-        group.start()
+        replica = _replica(heard, say)
+        replica.start()
         await heard.until(lambda: len(heard.messages) == 2)
         assert seen[-1] == b"onetwo"
-        await group.close()
+        await replica.close()
         assert heard.errors == []
 
     asyncio.run(follow())
@@ -95,40 +95,40 @@ def test_a_file_that_cannot_be_written_fails_its_job_and_stops_it(tmp_path: Path
             asked.append(line.recv())
             _until_stopped(line)
 
-        group = _group(heard, say)
-        group.start()
+        replica = _replica(heard, say)
+        replica.start()
         await heard.until(lambda: len(heard.messages) == 2)
         failed = heard.messages[1]
         assert isinstance(failed, JobFailed)
         assert "a.png cannot be written: No such file" in str(failed.error)
-        await group.close()
+        await replica.close()
         assert asked == [Cancel("a")]
 
     asyncio.run(follow())
 
 
 def test_somebody_without_the_key_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "_GREETING", 0.3)
+    monkeypatch.setattr(replica_module, "_GREETING", 0.3)
 
     async def follow() -> None:
         heard, begins = Heard(), threading.Event()
-        group = _group(heard, _until_stopped)
-        run = group._runner.run
+        replica = _replica(heard, _until_stopped)
+        run = replica._runner.run
 
         def run_late(*args: Any) -> None:
             begins.wait()
             run(*args)
 
-        group._runner = RankRunner(run=run_late, host="127.0.0.1")
-        group.start()
-        address: Any = group._listener.address
+        replica._runner = RankRunner(run=run_late, host="127.0.0.1")
+        replica.start()
+        address: Any = replica._listener.address
         with socket.create_connection(address) as silent, socket.create_connection(address) as loud:
             loud.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
             begins.set()
             await heard.until(lambda: len(heard.messages) == 1)
             assert silent.recv(1000).startswith(b"\x00")  # what it was asked; then it was cut off
-        assert group.is_ready
-        await group.close()
+        assert replica.is_ready
+        await replica.close()
 
     asyncio.run(follow())
 
@@ -147,14 +147,14 @@ def test_ranks_that_are_gone_with_their_machine_do_not_keep_the_next_ones_out(
                 raise DistributedError("its machine is gone")
             _until_stopped(line)
 
-        group = _group(heard, say)
+        replica = _replica(heard, say)
         real = Connection.close
         monkeypatch.setattr(Connection, "__exit__", lambda line, *error: None if lines == [line] else real(line))
-        group.start()
+        replica.start()
         await heard.until(lambda: len(heard.messages) == 2)
         assert [str(error) for error in heard.errors] == ["its machine is gone"]
         assert heard.messages == [READY, READY]
-        await group.close()
+        await replica.close()
         lines[0].close()
 
     asyncio.run(follow())
