@@ -20,10 +20,10 @@ from partsong.cores import usable_cores
 from partsong.errors import ArgumentError
 from partsong.outputs import write_text
 from partsong.parallel.ranks.launch import launch
+from partsong.planner.clock import replay
 from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.measuring import LINK_SIZES, SMALL, measure, probe_call, probe_model
 from partsong.planner.operators import QUERY_ROWS, TILE
-from partsong.planner.replay import replay
 from partsong.planner.trace import trace_calls
 
 __all__ = ["Calibration", "calibrate", "calibrate_here", "calibration_folder", "find_calibration", "read_calibration"]

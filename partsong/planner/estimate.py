@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from partsong.knobs import format_knobs
 from partsong.parallel.strategy import Kind, Strategy, combined_kind
-from partsong.planner.denoising import Denoising, Tracer
+from partsong.planner.clock import StepsTime, clock_steps, decoding_seconds, encoding_seconds
 from partsong.planner.hardware import Device, Machine
 from partsong.planner.measured import drift_of
-from partsong.planner.subject import Subject
+from partsong.planner.steps import TracedSteps, Tracer
 from partsong.samplers.registry import EncodeOnce, ParallelVae, strategies
 
 __all__ = ["RESERVED", "Estimate", "estimate", "fits", "flags"]
@@ -85,17 +85,15 @@ def estimate(tracer: Tracer, mix: Sequence[Strategy], machine: Machine, steps: i
     Raises:
         PartsongError: the mix has no correct form on this model, or on so many ranks.
     """
-    subject, size = tracer.subject, tracer.size
-    on_denoiser = [strategy for strategy in mix if strategy.denoises]
-    steps_take = tracer.denoise(on_denoiser, machine, steps)
-    shares_decoder = any(isinstance(strategy, ParallelVae) for strategy in mix)
+    traced = tracer.trace([strategy for strategy in mix if strategy.denoises], machine.ranks, steps)
+    steps_take = clock_steps(traced, machine)
+    subject, size, decoder = tracer.subject, tracer.size, tracer.decoding
+    sharers = machine.ranks if any(isinstance(strategy, ParallelVae) for strategy in mix) else 1
+    encoding, decoding = encoding_seconds(subject, machine.device, size.batch), 0.0
+    if decoder is not None:
+        decoding = decoding_seconds(decoder, machine.device, -(-size.pixels // sharers)) * size.batch
     encodes_once = any(isinstance(strategy, EncodeOnce) for strategy in mix) and machine.ranks > 1
-    pixels = size.height * size.width * size.frames
-    encoding, decoding = _encoding(subject, machine.device, size.batch), 0.0
-    if subject.decoding is not None:
-        split = machine.ranks if shares_decoder else 1
-        decoding = subject.decoding.seconds(machine.device, -(-pixels // split)) * size.batch
-    memory, tiled = _memory(subject, steps_take, machine, pixels, shares_decoder, encodes_once)
+    memory, tiled = _memory(traced, tracer, sharers, encodes_once, machine.device)
     total = encoding + steps_take.seconds + decoding
     low, high = _MEASURED if machine.device.measured and machine.link.measured else _PUBLIC
     drift, file = drift_of(mix, machine.ranks)
@@ -108,7 +106,7 @@ def estimate(tracer: Tracer, mix: Sequence[Strategy], machine: Machine, steps: i
         encoding=encoding,
         decoding=decoding,
         waiting=steps_take.waiting,
-        bytes_sent=steps_take.bytes_sent,
+        bytes_sent=traced.bytes_sent,
         memory=memory,
         tiled=tiled,
         kind=combined_kind(mix),
@@ -118,40 +116,23 @@ def estimate(tracer: Tracer, mix: Sequence[Strategy], machine: Machine, steps: i
     )
 
 
-def _encoding(subject: Subject, device: Device, batch: int) -> float:
-    """Returns the seconds of the text encoders: a pass over their weights, or its arithmetic where that is longer."""
-    itemsize = subject.dtype.itemsize
-    branches = 2 if subject.branches > 1 else 1
-    seconds = 0.0
-    for encoder in subject.encoders:
-        flops = 2.0 * encoder.parameters * encoder.tokens * batch * branches
-        seconds += max(encoder.parameters * itemsize / device.bandwidth, flops / (device.flops * device.matmul))
-    return seconds
-
-
-def _memory(
-    subject: Subject, steps: Denoising, machine: Machine, pixels: int, shares_decoder: bool, encodes_once: bool
-) -> tuple[int, bool]:
+def _memory(traced: TracedSteps, tracer: Tracer, sharers: int, encodes_once: bool, device: Device) -> tuple[int, bool]:
     """Returns the bytes that the fullest rank needs, and whether that takes decoding in tiles."""
+    subject, size, decoder = tracer.subject, tracer.size, tracer.decoding
     encoders = sum(encoder.parameters for encoder in subject.encoders) * subject.dtype.itemsize
     # Encoded once, prompts are known before the denoiser needs its room, and the encoders wait in the host's memory.
-    beside = 0.0 if encodes_once else encoders
-    decoder = 0 if subject.decoding is None else subject.decoding.weights
-    resident = steps.weights + decoder + beside
-    peaks = [resident + steps.working, encoders if encodes_once else 0.0]
-    if subject.decoding is None:
+    resident = traced.weights + (0 if decoder is None else decoder.weights) + (0.0 if encodes_once else encoders)
+    peaks = [resident + traced.working, encoders if encodes_once else 0.0]
+    if decoder is None:
         return int(max(peaks)), False
-    split = machine.ranks if shares_decoder else 1
-    whole = resident + subject.decoding.memory(-(-pixels // split))
-    room = machine.device.memory * (1 - RESERVED)
-    if whole <= room or whole <= max(peaks):
+    whole = resident + decoder.memory(-(-size.pixels // sharers))
+    if whole <= device.memory * (1 - RESERVED) or whole <= max(peaks):
         return int(max(*peaks, whole)), False
-    frames = max(1, subject.frames)
-    tile = resident + subject.decoding.memory(min(pixels, _TILE * _TILE * frames)) + 3 * 2 * pixels
+    tile = resident + decoder.memory(min(size.pixels, _TILE * _TILE * subject.frames)) + 3 * 2 * size.pixels
     return int(max(*peaks, min(tile, whole))), tile < whole
 
 
-def _reason(steps: Denoising, encoding: float, decoding: float) -> str:
+def _reason(steps: StepsTime, encoding: float, decoding: float) -> str:
     total = max(steps.seconds + encoding + decoding, 1e-9)
     waits = 100 * steps.waiting / total
     parts = [f"{100 * (steps.seconds - steps.waiting) / total:.0f} % computing steps"]

@@ -11,8 +11,8 @@ from partsong.errors import ArgumentError
 from partsong.parallel.ranks.launch import launch
 from partsong.planner import Device, Machine
 from partsong.planner.calibration import calibrate, find_calibration, read_calibration, understand
+from partsong.planner.clock import replay
 from partsong.planner.measuring import LINK_SIZES, SMALL, probe_call, probe_model
-from partsong.planner.replay import replay
 from partsong.planner.trace import trace_calls
 from tests.planner.clocks_worker import measured_with_a_fast_clock
 

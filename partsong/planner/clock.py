@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from partsong.planner.hardware import Link, Machine
+from partsong.planner.decoding import DecoderCost
+from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.operators import OperatorWork
-from partsong.planner.trace import CallPart, CallTrace, Post, PostedAt, Wait, looks_back
+from partsong.planner.steps import PatchSteps, PlainSteps, TracedSteps, WindowSteps
+from partsong.planner.subject import Subject
+from partsong.planner.trace import CallPart, CallTrace, Post, PostedAt, Wait
 
-__all__ = ["Clock", "StepTime", "replay"]
+__all__ = ["Clock", "StepTime", "StepsTime", "clock_steps", "decoding_seconds", "encoding_seconds", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,81 @@ class StepTime:
         return warm * self.first + (number - warm) * self.steady
 
 
+@dataclass(frozen=True, slots=True)
+class StepsTime:
+    """Says how long the steps of a generation take on one rank.
+
+    Attributes:
+        seconds: of all steps.
+        waiting: of those, in which the device waits for messages.
+    """
+
+    seconds: float
+    waiting: float = 0.0
+
+
+def clock_steps(traced: TracedSteps, machine: Machine) -> StepsTime:
+    """Puts the steps of a generation on a clock.
+
+    Args:
+        traced: what the steps are made of.
+        machine: what they run on, with as many ranks as they were traced for.
+    """
+    if isinstance(traced, PatchSteps):
+        return _patches(traced, machine)
+    if isinstance(traced, WindowSteps):
+        part = _plain(traced.part, replace(machine, ranks=traced.part.ranks))
+        return _with_exchange(part, machine, traced.rounds, traced.exchanged)
+    return _plain(traced, machine)
+
+
+def _patches(traced: PatchSteps, machine: Machine) -> StepsTime:
+    """Fills a pipeline of stages, and from then on keeps every stage at work."""
+    stages, patches, hop = traced.stages, traced.patches, traced.whole.trace.handed
+    whole = _plain(traced.whole, replace(machine, ranks=1))
+    patch = replay(traced.patch, replace(machine, ranks=patches)).steady
+    link = machine.between(0, machine.ranks - 1)
+    sending = link.latency + link.post + hop / patches / link.bandwidth
+    # With two patches per stage a message travels while the next patch is computed.
+    stage = max(patch / stages, sending) if patches >= 2 * stages else patch / stages + sending
+    first = whole.seconds + stages * (link.latency + hop / link.bandwidth)
+    later = (traced.steps - traced.warm) * traced.calls * patches * stage + (stages - 1) * stage
+    return StepsTime(traced.warm * first + later)
+
+
+def _plain(traced: PlainSteps, machine: Machine) -> StepsTime:
+    call = replay(traced.trace, replace(machine, ranks=traced.sharing))
+    seconds = call.calls(traced.steps, traced.trace.warmup) * traced.calls
+    total = StepsTime(seconds, call.waiting * traced.steps * traced.calls)
+    if traced.exchanged:
+        total = _with_exchange(total, machine, traced.steps, traced.exchanged)
+    return replace(total, seconds=total.seconds * traced.left)
+
+
+def _with_exchange(total: StepsTime, machine: Machine, times: int, size: int) -> StepsTime:
+    """Adds an exchange that nothing hides, among all ranks."""
+    link = machine.between(0, machine.ranks - 1)
+    moved = size * (machine.ranks if link.shared else 1)
+    seconds = times * (link.post + link.latency + moved / link.bandwidth)
+    return StepsTime(total.seconds + seconds, total.waiting + seconds)
+
+
+def encoding_seconds(subject: Subject, device: Device, batch: int) -> float:
+    """Returns how long text encoders take: a pass over their weights, or its arithmetic where that is longer."""
+    itemsize = subject.dtype.itemsize
+    branches = 2 if subject.branches > 1 else 1
+    seconds = 0.0
+    for encoder in subject.encoders:
+        flops = 2.0 * encoder.parameters * encoder.tokens * batch * branches
+        seconds += max(encoder.parameters * itemsize / device.bandwidth, flops / (device.flops * device.matmul))
+    return seconds
+
+
+def decoding_seconds(decoding: DecoderCost, device: Device, pixels: int) -> float:
+    """Returns how long it takes to decode so many pixels."""
+    return sum(device.seconds(work) for work in decoding.grown(pixels))
+
+
 def replay(trace: CallTrace, machine: Machine, *, rank: int = 0) -> StepTime:
     """Simulates a first call and calls of the steady state, one after another.
 
@@ -49,11 +127,16 @@ def replay(trace: CallTrace, machine: Machine, *, rank: int = 0) -> StepTime:
     clock.run(trace.first)
     first = clock.now
     # What a call left under way delays the next one; the one after that is like all that follow.
-    for _ in range(2 if trace.looks_back else 1):
+    for _ in range(2 if _looks_back(trace.steady) else 1):
         clock.run(trace.steady)
     before, waited, hosted = clock.now, clock.waited, clock.hosted
     clock.run(trace.steady)
     return StepTime(first, clock.now - before, clock.waited - waited, clock.hosted - hosted)
+
+
+def _looks_back(parts: Sequence[CallPart]) -> bool:
+    """Says whether a call waits for messages of the one before."""
+    return any(isinstance(event, Wait) and event.calls for part in parts for event in part.events)
 
 
 class Clock:
@@ -79,7 +162,7 @@ class Clock:
     def run(self, parts: Iterable[CallPart]) -> None:
         """Makes one call."""
         parts = tuple(parts)
-        jumps = not looks_back(parts)
+        jumps = not _looks_back(parts)
         place = 0
         for part in parts:
             done, rate = 0, None
