@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from partsong.errors import ArgumentError
 from partsong.parallel.strategy import Strategy
-from partsong.planner.estimate import Estimate, fits, flags
+from partsong.planner.estimate import Estimate, flags
 from partsong.planner.hardware import Machine
 from partsong.planner.measured import FEWEST_STEPS
+from partsong.planner.memory import fits
 from partsong.planner.subject import Subject
 
 __all__ = ["CLEAR", "Advice", "Refusal", "choose"]

@@ -6,14 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from partsong.planner.decoding import DecoderCost
 from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.operators import OperatorWork
-from partsong.planner.steps import PatchSteps, PlainSteps, TracedSteps, WindowSteps
+from partsong.planner.steps import PatchSteps, PlainSteps, TracedSteps, Tracer, WindowSteps
 from partsong.planner.subject import Subject
 from partsong.planner.trace import CallPart, CallTrace, Post, PostedAt, Wait
 
-__all__ = ["Clock", "StepTime", "StepsTime", "clock_steps", "decoding_seconds", "encoding_seconds", "replay"]
+__all__ = ["Clock", "GenerationTime", "StepTime", "StepsTime", "clock_generation", "clock_steps", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,54 @@ class StepsTime:
 
     seconds: float
     waiting: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationTime:
+    """Says how long a generation takes.
+
+    Attributes:
+        steps: of the denoiser.
+        encoding: seconds of the text encoders.
+        decoding: seconds of the autoencoder.
+    """
+
+    steps: StepsTime
+    encoding: float
+    decoding: float
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds of the whole generation."""
+        return self.encoding + self.steps.seconds + self.decoding
+
+    @property
+    def reason(self) -> str:
+        """Says in one sentence where the time goes."""
+        steps, total = self.steps, max(self.steps.seconds + self.encoding + self.decoding, 1e-9)
+        waits = 100 * steps.waiting / total
+        parts = [f"{100 * (steps.seconds - steps.waiting) / total:.0f} % computing steps"]
+        parts += [f"{waits:.0f} % waiting for messages"] if waits >= 1 else []
+        parts += [f"{100 * self.decoding / total:.0f} % decoding"] if self.decoding / total >= 0.01 else []
+        parts += [f"{100 * self.encoding / total:.0f} % reading the prompt"] if self.encoding / total >= 0.01 else []
+        return ", ".join(parts)
+
+
+def clock_generation(traced: TracedSteps, tracer: Tracer, machine: Machine, sharers: int) -> GenerationTime:
+    """Puts a whole generation on a clock.
+
+    Args:
+        traced: its steps.
+        tracer: of its model and size.
+        machine: what it runs on.
+        sharers: ranks that share its decoding.
+    """
+    size, decoding = tracer.size, 0.0
+    if tracer.decoding is not None:
+        grown = tracer.decoding.grown(-(-size.pixels // sharers))
+        decoding = sum(machine.device.seconds(work) for work in grown) * size.batch
+    encoding = _encoding(tracer.subject, machine.device, size.batch)
+    return GenerationTime(clock_steps(traced, machine), encoding, decoding)
 
 
 def clock_steps(traced: TracedSteps, machine: Machine) -> StepsTime:
@@ -97,8 +144,8 @@ def _with_exchange(total: StepsTime, machine: Machine, times: int, size: int) ->
     return StepsTime(total.seconds + seconds, total.waiting + seconds)
 
 
-def encoding_seconds(subject: Subject, device: Device, batch: int) -> float:
-    """Returns how long text encoders take: a pass over their weights, or its arithmetic where that is longer."""
+def _encoding(subject: Subject, device: Device, batch: int) -> float:
+    """Returns the seconds of the text encoders: a pass over their weights, or its arithmetic where that is longer."""
     itemsize = subject.dtype.itemsize
     branches = 2 if subject.branches > 1 else 1
     seconds = 0.0
@@ -106,11 +153,6 @@ def encoding_seconds(subject: Subject, device: Device, batch: int) -> float:
         flops = 2.0 * encoder.parameters * encoder.tokens * batch * branches
         seconds += max(encoder.parameters * itemsize / device.bandwidth, flops / (device.flops * device.matmul))
     return seconds
-
-
-def decoding_seconds(decoding: DecoderCost, device: Device, pixels: int) -> float:
-    """Returns how long it takes to decode so many pixels."""
-    return sum(device.seconds(work) for work in decoding.grown(pixels))
 
 
 def replay(trace: CallTrace, machine: Machine, *, rank: int = 0) -> StepTime:

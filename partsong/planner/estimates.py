@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from partsong.errors import PartsongError
@@ -43,7 +42,7 @@ def estimates(
     """
     alone = replace(machine, ranks=1, per_node=1, across=None)
     asked = [((), alone), *((mix, machine) for mix in mixes)]
-    attempts = map(functools.partial(_attempt, tracer, steps), asked)
+    attempts: Iterator[Estimate | PartsongError] = (_attempt(tracer, mix, on, steps) for mix, on in asked)
     serial = next(attempts)
     if isinstance(serial, PartsongError):
         raise serial
@@ -60,12 +59,13 @@ def estimates(
     ]
 
 
-def _attempt(tracer: Tracer, steps: int, asked: tuple[_Mix, Machine]) -> Estimate | PartsongError:
+def _attempt(tracer: Tracer, mix: _Mix, machine: Machine, steps: int) -> Estimate | PartsongError:
     try:
-        return estimate(tracer, *asked, steps)
+        return estimate(tracer, mix, machine, steps)
     except PartsongError as reason:
         return reason
 
 
 def _attempt_inherited(asked: tuple[_Mix, Machine]) -> Estimate | PartsongError:
-    return _attempt(*_inherited["here"], asked)
+    tracer, steps = _inherited["here"]
+    return _attempt(tracer, *asked, steps)

@@ -95,7 +95,7 @@ class ModelRow:
             joined=self.joined,
             coder=Coder(_empty(self.coder.kind, self.coder.config), self.coder.channels, self.coder.clip),
             encoders=self.encoders,
-            settings=f"{self.denoiser} {json.dumps(dict(config), sort_keys=True, default=repr)}",
+            settings=f"{self.denoiser} {json.dumps(_public(config), sort_keys=True, default=repr)}",
             uniform=True,  # tests trace every row both ways
         )
 

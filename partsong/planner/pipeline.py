@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from partsong.errors import UnsupportedError
-from partsong.model_folders import DENOISERS, text_encoders
+from partsong.model_folders import DENOISERS
 from partsong.parallel.plan.dry_run import DryRun
 from partsong.planner.calls import Size
 from partsong.planner.subject import Coder, Encoder, Subject
@@ -118,12 +118,10 @@ def _zeros(denoiser: nn.Module, arguments: Mapping[str, Any]) -> Any:
 
 
 def _encoders(pipe: Any) -> tuple[Encoder, ...]:
-    encoders = []
-    for name in text_encoders(pipe.components):
-        part = getattr(pipe, name)
-        if not isinstance(part, nn.Module):
-            continue
-        tokenizer = getattr(pipe, name.replace("text_encoder", "tokenizer"), None)
-        tokens = min(512, getattr(tokenizer, "model_max_length", 512))
-        encoders.append(Encoder(name=name, parameters=sum(w.numel() for w in part.parameters()), tokens=tokens))
+    encoders: list[Encoder] = []
+    for name, part in pipe.components.items():
+        if name.startswith("text_encoder") and isinstance(part, nn.Module):
+            tokenizer = getattr(pipe, name.replace("text_encoder", "tokenizer"), None)
+            tokens = min(512, getattr(tokenizer, "model_max_length", 512))
+            encoders += [Encoder(name=name, parameters=sum(w.numel() for w in part.parameters()), tokens=tokens)]
     return tuple(encoders)

@@ -114,5 +114,6 @@ def advise(
     """
     size, steps = subject.sized(height, width, frames, batch), steps or subject.steps
     mixes = mixes_for(subject, machine.ranks, batch, exact=max_drift == 0.0) if only is None else map(tuple, only)
-    serial, others = estimates(tracer or Tracer(subject, size), mixes, machine, steps, processes)
+    tracer = Tracer(subject, size) if tracer is None else tracer
+    serial, others = estimates(tracer, mixes, machine, steps, processes)
     return choose(subject, machine, steps, serial, others, max_drift)

@@ -18,7 +18,7 @@ from partsong.errors import ArgumentError, PartsongError
 from partsong.parallel import Mesh
 from partsong.planner.calls import Size
 from partsong.planner.decoding import SIDE, decoding_of
-from partsong.planner.estimate import RESERVED
+from partsong.planner.memory import RESERVED
 from partsong.planner.pipeline import default_sizes, downscale_of
 from partsong.planner.steps import Tracer
 from partsong.planner.subject import Subject
