@@ -32,7 +32,8 @@ __all__ = ["find_trace", "trace_folder"]
 
 #: Names the folder; traces are not kept where it is empty.
 ENV = "PARTSONG_TRACES"
-#: A trace depends on what stands in these folders of the package, and on these packages.
+#: A trace depends on what stands in these folders of this package, and on these packages.
+_HOUSE = Path(__file__).parents[1]
 _SOURCES, _PACKAGES = ("kernels", "parallel", "samplers", "planner"), ("torch", "diffusers", "transformers")
 #: By these a kernel is chosen.
 _CHOICES = ("PARTSONG_ATTENTION", "PARTSONG_TUNED", "TRITON_INTERPRET")
@@ -117,9 +118,8 @@ def _digest(*parts: str | bytes) -> str:
 @functools.cache
 def _version(model: type[nn.Module]) -> str:
     """Returns a digest of all sources that a trace depends on: ours, those of the model, and of the packages below."""
-    house = Path(__file__).parents[1]
-    files = [*house.glob("*.py"), *(file for name in _SOURCES for file in (house / name).rglob("*.py"))]
-    ours = [part for file in sorted(files) for part in (str(file.relative_to(house)), file.read_bytes())]
+    files = [*_HOUSE.glob("*.py"), *(file for name in _SOURCES for file in (_HOUSE / name).rglob("*.py"))]
+    ours = [part for file in sorted(files) for part in (str(file.relative_to(_HOUSE)), file.read_bytes())]
     return _digest(*ours, Path(inspect.getfile(model)).read_bytes(), *map(_installed, _PACKAGES), sys.version)
 
 
