@@ -15,7 +15,7 @@ from torch import nn
 from partsong.errors import ArgumentError
 from partsong.model_folders import read_settings
 from partsong.planner.calls import CALLS, Call
-from partsong.planner.subject import Coder, Encoder, Subject
+from partsong.planner.subject import Autoencoder, Encoder, Subject
 
 __all__ = ["MODELS", "ModelRow", "subject_in", "subject_named"]
 
@@ -93,7 +93,7 @@ class ModelRow:
             frame_multiple=self.frame_multiple,
             branches=self.branches,
             joined=self.joined,
-            coder=Coder(_empty(self.coder.kind, self.coder.config), self.coder.channels, self.coder.clip),
+            coder=Autoencoder(_empty(self.coder.kind, self.coder.config), self.coder.channels, self.coder.clip),
             encoders=self.encoders,
             settings=f"{self.denoiser} {json.dumps(_public(config), sort_keys=True, default=repr)}",
             uniform=True,  # tests trace every row both ways

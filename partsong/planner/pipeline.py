@@ -14,7 +14,7 @@ from partsong.errors import UnsupportedError
 from partsong.model_folders import DENOISERS
 from partsong.parallel.plan.dry_run import DryRun
 from partsong.planner.calls import Size
-from partsong.planner.subject import Coder, Encoder, Subject
+from partsong.planner.subject import Autoencoder, Encoder, Subject
 from partsong.samplers.pipeline.paused import Denoise, PausedCall
 
 __all__ = ["default_sizes", "downscale_of", "subject_of"]
@@ -54,7 +54,7 @@ def subject_of(pipe: Any, **arguments: Any) -> Subject:
         multiple=first.downscale,
         branches=samples if len(calls) == 1 else len(calls),
         joined=len(calls) == 1,
-        coder=None if coder is None else Coder(coder, coder.config.latent_channels, clip),
+        coder=None if coder is None else Autoencoder(coder, coder.config.latent_channels, clip),
         encoders=_encoders(pipe),
         dtype=dtype,
     )

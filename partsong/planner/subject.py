@@ -12,7 +12,7 @@ from torch import nn
 from partsong.errors import ArgumentError
 from partsong.planner.calls import Size
 
-__all__ = ["Coder", "Encoder", "Subject"]
+__all__ = ["Autoencoder", "Encoder", "Subject"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class Encoder:
 
 
 @dataclass(frozen=True, slots=True)
-class Coder:
+class Autoencoder:
     """Describes an autoencoder.
 
     Attributes:
@@ -79,7 +79,7 @@ class Subject:
     frame_multiple: int = 1
     branches: int = 1
     joined: bool = True
-    coder: Coder | None = None
+    coder: Autoencoder | None = None
     encoders: tuple[Encoder, ...] = ()
     dtype: torch.dtype = torch.bfloat16
     settings: str | None = None
