@@ -71,13 +71,15 @@ def find_trace(
     Raises:
         UnsupportedError: as for `trace_calls`.
     """
-    about = _about(subject, strategies, ranks, inputs, whole)
-    file = None if about is None or (folder := trace_folder()) is None else folder / about["version"] / _named(about)
-    if file is not None and (kept := _read(file, about)) is not None:
+    begin = functools.partial(trace_calls, subject.denoiser, strategies, ranks, inputs, shapes=shapes, whole=whole)
+    about, folder = _about(subject, strategies, ranks, inputs, whole), trace_folder()
+    if about is None or folder is None:
+        return begin()
+    file = folder / about["version"] / _named(about)
+    if (kept := _read(file, about)) is not None:
         return kept
-    trace = trace_calls(subject.denoiser, strategies, ranks, inputs, shapes=shapes, whole=whole)
-    if file is not None:
-        _write(file, {"about": about, **_encoded(trace)})
+    trace = begin()
+    _write(file, {"about": about, **_encoded(trace)})
     return trace
 
 
