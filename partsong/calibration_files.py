@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["any_calibration", "calibration_folder", "not_measured"]
+__all__ = ["any_calibration", "cache_folder", "calibration_folder", "not_measured"]
 
 #: Name of a machine's file: its hardware, and the number of ranks that were measured.
 FILE_NAME = "{hardware}-*-ranks.json"
@@ -15,7 +15,12 @@ def calibration_folder() -> Path:
     """Returns where calibrations are kept: ``PARTSONG_CALIBRATIONS``, or a folder of the user's cache."""
     if (folder := os.environ.get("PARTSONG_CALIBRATIONS")) is not None:
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "partsong" / "calibrations"
+    return cache_folder() / "calibrations"
+
+
+def cache_folder() -> Path:
+    """Returns the folder of the user's cache that is ours."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "partsong"
 
 
 def any_calibration() -> bool:

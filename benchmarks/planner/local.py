@@ -19,8 +19,8 @@ from partsong.parallel import AXES, Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.launch import launch
 from partsong.planner.calibration import Calibration, calibrate
+from partsong.planner.clock import replay
 from partsong.planner.estimate import flags
-from partsong.planner.replay import replay
 from partsong.planner.trace import trace_calls
 from partsong.samplers.registry import (
     CfgParallel,

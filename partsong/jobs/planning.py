@@ -16,12 +16,13 @@ from partsong.knobs import format_knobs
 from partsong.model_folders import read_settings
 from partsong.parallel.strategy import Strategy
 from partsong.planner.calibration import find_calibration
+from partsong.planner.choice import Advice
 from partsong.planner.devices import DEVICES, USUAL_LINK
 from partsong.planner.hardware import Machine
 from partsong.planner.machines import machine_named
-from partsong.planner.models import MODELS
-from partsong.planner.recommend import Advice
-from partsong.planner.subject import Subject, subject_in, subject_named, subject_of
+from partsong.planner.models import MODELS, subject_in, subject_named
+from partsong.planner.pipeline import subject_of
+from partsong.planner.subject import Subject
 from partsong.samplers.registry import strategies
 
 __all__ = ["machine_here", "paste", "subject_for"]

@@ -1,12 +1,14 @@
 """Predicts time, memory and bytes of every legal mix of strategies, and recommends one."""
 
+from partsong.planner.choice import Advice, Refusal
 from partsong.planner.devices import DEVICES, LINKS
 from partsong.planner.estimate import Estimate
 from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.machines import machine_named
-from partsong.planner.models import MODELS
-from partsong.planner.recommend import Advice, Refusal, advise, recommend
-from partsong.planner.subject import Subject, subject_named, subject_of
+from partsong.planner.models import MODELS, subject_named
+from partsong.planner.pipeline import subject_of
+from partsong.planner.recommend import advise, recommend
+from partsong.planner.subject import Subject
 
 __all__ = [
     "DEVICES",

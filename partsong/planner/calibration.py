@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -20,13 +21,21 @@ from partsong.cores import usable_cores
 from partsong.errors import ArgumentError
 from partsong.outputs import write_text
 from partsong.parallel.ranks.launch import launch
+from partsong.planner.clock import replay
 from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.measuring import LINK_SIZES, SMALL, measure, probe_call, probe_model
 from partsong.planner.operators import QUERY_ROWS, TILE
-from partsong.planner.replay import replay
-from partsong.planner.trace import trace_calls
+from partsong.planner.trace import CallTrace, trace_calls
 
-__all__ = ["Calibration", "calibrate", "calibrate_here", "calibration_folder", "find_calibration", "read_calibration"]
+__all__ = [
+    "Calibration",
+    "calibrate",
+    "calibrate_here",
+    "calibration_folder",
+    "find_calibration",
+    "probe_trace",
+    "read_calibration",
+]
 
 #: Seconds that an operator costs no host, and how often the range below is halved: to less than a thousandth.
 _SLOW, _HALVINGS = 1e-3, 14
@@ -145,8 +154,7 @@ def _device(raw: Mapping[str, Any]) -> Device:
 
 def _with_dispatch(device: Device, raw: Mapping[str, Any]) -> Device:
     """Returns the device with what a model's operator really costs the host: Python around it is most of that."""
-    dtype = torch.float32 if raw["device"] == "cpu" else torch.bfloat16
-    trace = trace_calls(probe_model(small=True).to(dtype), [], 1, probe_call(SMALL, dtype, small=True))
+    trace = probe_trace(SMALL, raw["device"], small=True)
     low, high = raw["dispatch"] / 100, _SLOW
     for _ in range(_HALVINGS):  # the longer an operator takes the host, the longer the step
         middle = math.sqrt(low * high)
@@ -185,12 +193,25 @@ def _link(raw: Mapping[str, Any], device: Device) -> Link:
 
 def _step_ratios(raw: Mapping[str, Any], device: Device) -> list[float]:
     """Returns measured over predicted seconds of a denoiser's step at each number of tokens."""
-    dtype = torch.float32 if raw["device"] == "cpu" else torch.bfloat16
-    model, ratios = probe_model().to(dtype), []
-    for tokens, seconds in raw["steps"].items():
-        trace = trace_calls(model, [], 1, probe_call(int(tokens), dtype))
-        ratios.append(seconds / replay(trace, _alone(device)).steady)
-    return ratios
+    return [
+        seconds / replay(probe_trace(int(tokens), raw["device"]), _alone(device)).steady
+        for tokens, seconds in raw["steps"].items()
+    ]
+
+
+@functools.lru_cache(maxsize=16)
+def probe_trace(tokens: int, device: str, *, small: bool = False) -> CallTrace:
+    """Traces a step of the model that was timed.
+
+    Args:
+        tokens: of its picture.
+        device: the kind that it ran on.
+        small: whether it was the small one.
+    """
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    with torch.device("meta"):
+        model = probe_model(small=small).to(dtype)
+    return trace_calls(model, [], 1, probe_call(tokens, dtype, small=small))
 
 
 def hardware_name() -> str:

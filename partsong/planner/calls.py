@@ -9,24 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Call",
-    "Config",
-    "Size",
-    "cogvideox_call",
-    "flux2_call",
-    "flux_call",
-    "hunyuan_video_call",
-    "ltx_call",
-    "pixart_call",
-    "qwen_call",
-    "sana_call",
-    "sd3_call",
-    "sd_call",
-    "sdxl_call",
-    "wan_call",
-    "z_image_call",
-]
+__all__ = ["CALLS", "Call", "Config", "Size"]
 
 
 #: The configuration of a denoiser, with the defaults of its class.
@@ -51,6 +34,11 @@ class Size:
     batch: int = 1
     dtype: torch.dtype = torch.bfloat16
 
+    @property
+    def pixels(self) -> int:
+        """Returns the pixels of all frames of one sample."""
+        return self.height * self.width * self.frames
+
     def latent(self, downscale: int = 8, step: int = 4) -> tuple[int, int, int]:
         """Returns frames, rows and columns of latents; each but the first latent frame stands for `step` frames."""
         return (self.frames - 1) // step + 1, self.height // downscale, self.width // downscale
@@ -72,7 +60,7 @@ def _single(*shape: int) -> Tensor:
     return torch.empty(shape, device="meta")
 
 
-def sd_call(size: Size, config: Config) -> dict[str, Any]:
+def _sd(size: Size, config: Config) -> dict[str, Any]:
     """Makes a call of Stable Diffusion 1.5."""
     _, rows, columns = size.latent()
     return {
@@ -82,7 +70,7 @@ def sd_call(size: Size, config: Config) -> dict[str, Any]:
     }
 
 
-def sdxl_call(size: Size, config: Config) -> dict[str, Any]:
+def _sdxl(size: Size, config: Config) -> dict[str, Any]:
     """Makes a call of Stable Diffusion XL."""
     _, rows, columns = size.latent()
     return {
@@ -93,7 +81,7 @@ def sdxl_call(size: Size, config: Config) -> dict[str, Any]:
     }
 
 
-def pixart_call(size: Size, config: Config) -> dict[str, Any]:
+def _pixart(size: Size, config: Config) -> dict[str, Any]:
     """Makes a call of PixArt-Sigma."""
     _, rows, columns = size.latent()
     return {
@@ -105,7 +93,7 @@ def pixart_call(size: Size, config: Config) -> dict[str, Any]:
     }
 
 
-def sd3_call(size: Size, config: Config) -> dict[str, Any]:
+def _sd3(size: Size, config: Config) -> dict[str, Any]:
     """Makes a call of Stable Diffusion 3 or 3.5."""
     _, rows, columns = size.latent()
     return {
@@ -116,7 +104,7 @@ def sd3_call(size: Size, config: Config) -> dict[str, Any]:
     }
 
 
-def sana_call(size: Size, config: Config) -> dict[str, Any]:
+def _sana(size: Size, config: Config) -> dict[str, Any]:
     """Makes a call of Sana."""
     _, rows, columns = size.latent(32)
     return {
@@ -139,7 +127,7 @@ def _packed(size: Size, config: Config, text: int, ids: int) -> dict[str, Any]:
     }
 
 
-def flux_call(text: int) -> Call:
+def _flux(text: int) -> Call:
     """Returns what makes a call of FLUX.1 with so many text tokens."""
 
     def call(size: Size, config: Config) -> dict[str, Any]:
@@ -151,12 +139,12 @@ def flux_call(text: int) -> Call:
     return call
 
 
-def flux2_call(size: Size, config: Config) -> dict[str, Any]:
+def _flux2(size: Size, config: Config) -> dict[str, Any]:
     """Makes a call of FLUX.2."""
     return _packed(size, config, 512, 4) | {"guidance": size.real()}
 
 
-def qwen_call(size: Size, config: Config) -> dict[str, Any]:
+def _qwen(size: Size, config: Config) -> dict[str, Any]:
     """Makes a call of Qwen-Image with a prompt of 100 tokens."""
     _, rows, columns = size.latent(16)
     return {
@@ -168,7 +156,7 @@ def qwen_call(size: Size, config: Config) -> dict[str, Any]:
     }
 
 
-def z_image_call(size: Size, config: Config) -> dict[str, Any]:
+def _z_image(size: Size, config: Config) -> dict[str, Any]:
     """Makes a call of Z-Image with a prompt of 100 tokens."""
     _, rows, columns = size.latent()
     one = Size(height=size.height, width=size.width, dtype=size.dtype)
@@ -179,7 +167,7 @@ def z_image_call(size: Size, config: Config) -> dict[str, Any]:
     }
 
 
-def wan_call(size: Size, config: Config) -> dict[str, Any]:
+def _wan(size: Size, config: Config) -> dict[str, Any]:
     """Makes a call of Wan 2.1."""
     return {
         "hidden_states": size.real(config["in_channels"], *size.latent()),
@@ -188,7 +176,7 @@ def wan_call(size: Size, config: Config) -> dict[str, Any]:
     }
 
 
-def hunyuan_video_call(size: Size, config: Config) -> dict[str, Any]:
+def _hunyuan_video(size: Size, config: Config) -> dict[str, Any]:
     """Makes a call of HunyuanVideo, whose prompt fills all 256 tokens."""
     return {
         "hidden_states": size.real(config["in_channels"], *size.latent()),
@@ -200,7 +188,7 @@ def hunyuan_video_call(size: Size, config: Config) -> dict[str, Any]:
     }
 
 
-def cogvideox_call(size: Size, config: Config) -> dict[str, Any]:
+def _cogvideox(size: Size, config: Config) -> dict[str, Any]:
     """Makes a call of CogVideoX."""
     frames, rows, columns = size.latent()
     tokens = frames * (rows // 2) * (columns // 2)
@@ -212,7 +200,7 @@ def cogvideox_call(size: Size, config: Config) -> dict[str, Any]:
     }
 
 
-def ltx_call(size: Size, config: Config) -> dict[str, Any]:
+def _ltx(size: Size, config: Config) -> dict[str, Any]:
     """Makes a call of LTX-Video."""
     frames, rows, columns = size.latent(32, 8)
     return {
@@ -225,3 +213,22 @@ def ltx_call(size: Size, config: Config) -> dict[str, Any]:
         "width": columns,
         "rope_interpolation_scale": (8 / 25, 32, 32),
     }
+
+
+#: What makes the calls of a published model, by the name that its row gives.
+CALLS: Mapping[str, Call] = {
+    "sd": _sd,
+    "sdxl": _sdxl,
+    "pixart": _pixart,
+    "sd3": _sd3,
+    "sana": _sana,
+    "flux": _flux(512),
+    "flux-schnell": _flux(256),
+    "flux2": _flux2,
+    "qwen": _qwen,
+    "z-image": _z_image,
+    "cogvideox": _cogvideox,
+    "ltx": _ltx,
+    "wan": _wan,
+    "hunyuan-video": _hunyuan_video,
+}

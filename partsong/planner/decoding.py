@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partsong.parallel.plan.live_bytes import LiveBytes
-from partsong.planner.hardware import Device
 from partsong.planner.operators import OperatorWork, work_of
 
 __all__ = ["SIDE", "DecoderCost", "decoding_of"]
@@ -35,11 +35,11 @@ class DecoderCost:
     peak: float
     weights: int
 
-    def seconds(self, device: Device, pixels: int) -> float:
-        """Returns how long it takes to decode so many pixels."""
+    def grown(self, pixels: int) -> Iterator[OperatorWork]:
+        """Yields the operators of a decoding of so many pixels."""
         scale = pixels / self.pixels
-        grown = (OperatorWork(w.kind, w.flops * scale, int(w.bytes * scale), w.tiles * scale) for w in self.work)
-        return sum(device.seconds(work) for work in grown)
+        for work in self.work:
+            yield OperatorWork(work.kind, work.flops * scale, int(work.bytes * scale), work.tiles * scale)
 
     def memory(self, pixels: int) -> int:
         """Returns the bytes alive at the peak of decoding so many pixels at once."""

@@ -7,21 +7,18 @@ from dataclasses import dataclass
 
 from partsong.knobs import format_knobs
 from partsong.parallel.strategy import Kind, Strategy, combined_kind
-from partsong.planner.denoising import Denoising, Tracer
-from partsong.planner.hardware import Device, Machine
+from partsong.planner.clock import clock_generation
+from partsong.planner.hardware import Machine
 from partsong.planner.measured import drift_of
-from partsong.planner.subject import Subject
+from partsong.planner.memory import memory_of
+from partsong.planner.steps import Tracer
 from partsong.samplers.registry import EncodeOnce, ParallelVae, strategies
 
-__all__ = ["RESERVED", "Estimate", "estimate", "fits", "flags"]
+__all__ = ["Estimate", "estimate", "flags"]
 
 #: Four latencies in five lie within these factors of their prediction: on machines that were measured (68 rows of
 #: benchmarks/results/planner/2026-11-25 and -small), and on those of data sheets (79 rows of 2026-11-25-published).
 _MEASURED, _PUBLIC = (0.8, 1.45), (0.65, 1.6)
-#: Rows and columns of the tiles in which an autoencoder decodes what it cannot hold at once.
-_TILE = 512
-#: Share of a device's memory that its libraries and a fragmented allocator take.
-RESERVED = 0.08
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,82 +82,27 @@ def estimate(tracer: Tracer, mix: Sequence[Strategy], machine: Machine, steps: i
     Raises:
         PartsongError: the mix has no correct form on this model, or on so many ranks.
     """
-    subject, size = tracer.subject, tracer.size
-    on_denoiser = [strategy for strategy in mix if strategy.denoises]
-    steps_take = tracer.denoise(on_denoiser, machine, steps)
-    shares_decoder = any(isinstance(strategy, ParallelVae) for strategy in mix)
+    sharers = machine.ranks if any(isinstance(strategy, ParallelVae) for strategy in mix) else 1
     encodes_once = any(isinstance(strategy, EncodeOnce) for strategy in mix) and machine.ranks > 1
-    pixels = size.height * size.width * size.frames
-    encoding, decoding = _encoding(subject, machine.device, size.batch), 0.0
-    if subject.decoding is not None:
-        split = machine.ranks if shares_decoder else 1
-        decoding = subject.decoding.seconds(machine.device, -(-pixels // split)) * size.batch
-    memory, tiled = _memory(subject, steps_take, machine, pixels, shares_decoder, encodes_once)
-    total = encoding + steps_take.seconds + decoding
+    traced = tracer.trace([strategy for strategy in mix if strategy.denoises], machine.ranks, steps)
+    time = clock_generation(traced, tracer, machine, sharers)
+    memory, tiled = memory_of(traced, tracer, machine.device, sharers, encodes_once=encodes_once)
     low, high = _MEASURED if machine.device.measured and machine.link.measured else _PUBLIC
     drift, file = drift_of(mix, machine.ranks)
     return Estimate(
         strategies=tuple(mix),
-        seconds=total,
-        seconds_low=total * low,
-        seconds_high=total * high,
-        denoising=steps_take.seconds,
-        encoding=encoding,
-        decoding=decoding,
-        waiting=steps_take.waiting,
-        bytes_sent=steps_take.bytes_sent,
+        seconds=time.seconds,
+        seconds_low=time.seconds * low,
+        seconds_high=time.seconds * high,
+        denoising=time.steps.seconds,
+        encoding=time.encoding,
+        decoding=time.decoding,
+        waiting=time.steps.waiting,
+        bytes_sent=traced.bytes_sent,
         memory=memory,
         tiled=tiled,
         kind=combined_kind(mix),
         drift=drift,
         drift_file=file,
-        reason=_reason(steps_take, encoding, decoding),
+        reason=time.reason,
     )
-
-
-def _encoding(subject: Subject, device: Device, batch: int) -> float:
-    """Returns the seconds of the text encoders: a pass over their weights, or its arithmetic where that is longer."""
-    itemsize = subject.dtype.itemsize
-    branches = 2 if subject.branches > 1 else 1
-    seconds = 0.0
-    for encoder in subject.encoders:
-        flops = 2.0 * encoder.parameters * encoder.tokens * batch * branches
-        seconds += max(encoder.parameters * itemsize / device.bandwidth, flops / (device.flops * device.matmul))
-    return seconds
-
-
-def _memory(
-    subject: Subject, steps: Denoising, machine: Machine, pixels: int, shares_decoder: bool, encodes_once: bool
-) -> tuple[int, bool]:
-    """Returns the bytes that the fullest rank needs, and whether that takes decoding in tiles."""
-    encoders = sum(encoder.parameters for encoder in subject.encoders) * subject.dtype.itemsize
-    # Encoded once, prompts are known before the denoiser needs its room, and the encoders wait in the host's memory.
-    beside = 0.0 if encodes_once else encoders
-    decoder = 0 if subject.decoding is None else subject.decoding.weights
-    resident = steps.weights + decoder + beside
-    peaks = [resident + steps.working, encoders if encodes_once else 0.0]
-    if subject.decoding is None:
-        return int(max(peaks)), False
-    split = machine.ranks if shares_decoder else 1
-    whole = resident + subject.decoding.memory(-(-pixels // split))
-    room = machine.device.memory * (1 - RESERVED)
-    if whole <= room or whole <= max(peaks):
-        return int(max(*peaks, whole)), False
-    frames = max(1, subject.frames)
-    tile = resident + subject.decoding.memory(min(pixels, _TILE * _TILE * frames)) + 3 * 2 * pixels
-    return int(max(*peaks, min(tile, whole))), tile < whole
-
-
-def _reason(steps: Denoising, encoding: float, decoding: float) -> str:
-    total = max(steps.seconds + encoding + decoding, 1e-9)
-    waits = 100 * steps.waiting / total
-    parts = [f"{100 * (steps.seconds - steps.waiting) / total:.0f} % computing steps"]
-    parts += [f"{waits:.0f} % waiting for messages"] if waits >= 1 else []
-    parts += [f"{100 * decoding / total:.0f} % decoding"] if decoding / total >= 0.01 else []
-    parts += [f"{100 * encoding / total:.0f} % reading the prompt"] if encoding / total >= 0.01 else []
-    return ", ".join(parts)
-
-
-def fits(memory: int, device: Device) -> bool:
-    """Says whether a device can hold so many bytes beside what its libraries take."""
-    return memory <= device.memory * (1 - RESERVED)

@@ -1,4 +1,4 @@
-"""Holds what approximate strategies cost in likeness, and how many rounds loops take, as measured on the zoo."""
+"""Holds what approximate strategies cost in likeness, as measured on the zoo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partsong.samplers.registry import (
     TimeParallel,
 )
 
-__all__ = ["FEWEST_STEPS", "drift_of", "rounds_of", "skipped_share"]
+__all__ = ["FEWEST_STEPS", "drift_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,6 @@ _LIKENESS: dict[type[Strategy], _Likeness] = {
 _DRAFTED = {2: _Likeness(43.6, "benchmarks/results/steps/2026-11-24-time-parallel.md"), 4: _Likeness(23.3, _MIXES)}
 _LAGGING = {2: _Likeness(45.0, _LAGGED), 3: _Likeness(31.7, _LAGGED)}
 
-#: Rounds of 28 steps that `shapes` took by the points of a window, at the default tolerance.
-_ROUNDS = {1: 28, 2: 15, 3: 13, 4: 13}
-#: Share of the steps whose blocks `StepCache` left out at its default threshold.
-_SKIPPED = 0.23
 #: Steps below which nothing was measured: neighbouring steps differ more, the fewer there are.
 FEWEST_STEPS = 14
 
@@ -78,17 +74,3 @@ def _likeness(strategy: Strategy, ranks: int) -> _Likeness | None:
 def _at_most(known: Mapping[int, _Likeness], number: int) -> _Likeness:
     nearest = min((each for each in known if each >= number), default=None)
     return _Likeness(-math.inf, next(iter(known.values())).file) if nearest is None else known[nearest]
-
-
-def rounds_of(strategy: TimeParallel | DraftedSteps, steps: int) -> int:
-    """Returns how many rounds a loop over windows of points takes."""
-    if isinstance(strategy, DraftedSteps) and strategy.check is None:
-        drafted = max(0, steps - strategy.warmup_steps)
-        return steps - drafted + -(-drafted // strategy.depth)
-    window = strategy.depth if isinstance(strategy, DraftedSteps) else strategy.window
-    return -(-steps * _ROUNDS.get(window, 13) // 28)
-
-
-def skipped_share() -> float:
-    """Returns the share of steps whose blocks a cache leaves out at its default threshold."""
-    return _SKIPPED

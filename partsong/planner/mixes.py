@@ -103,7 +103,7 @@ def _beside(mix: Sequence[Strategy], subject: Subject, ranks: int) -> tuple[Stra
     """Returns what costs nothing to add on several ranks: it shares out what every rank would do alike."""
     if ranks == 1:
         return ()
-    coders: tuple[Strategy, ...] = () if subject.decoding is None else (ParallelVae(),)
+    coders: tuple[Strategy, ...] = () if subject.coder is None else (ParallelVae(),)
     return (*coders, EncodeOnce()) if subject.encoders else coders
 
 

@@ -1,45 +1,40 @@
-"""Lists published models: the class and configuration of their denoiser, and what one of its calls looks like."""
+"""Builds published models without their weights, from the rows of ``models.json``."""
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from partsong.errors import ArgumentError
-from partsong.planner.calls import (
-    Call,
-    cogvideox_call,
-    flux2_call,
-    flux_call,
-    hunyuan_video_call,
-    ltx_call,
-    pixart_call,
-    qwen_call,
-    sana_call,
-    sd3_call,
-    sd_call,
-    sdxl_call,
-    wan_call,
-    z_image_call,
-)
+import torch
+from torch import nn
 
-__all__ = ["MODELS", "Encoder", "ModelRow", "model_named"]
+from partsong.errors import ArgumentError
+from partsong.model_folders import read_settings
+from partsong.planner.calls import CALLS, Call
+from partsong.planner.subject import Autoencoder, Encoder, Subject
+
+__all__ = ["MODELS", "ModelRow", "subject_in", "subject_named"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Encoder:
-    """Describes a text encoder.
+class CoderRow:
+    """Describes an autoencoder whose weights need not be at hand.
 
     Attributes:
-        name: what people call it.
-        parameters: how many it has.
-        tokens: of a prompt.
+        kind: its class.
+        channels: of the latents that it decodes.
+        clip: latent frames of a short clip; None where it decodes pictures.
+        config: values that differ from the defaults of its class.
     """
 
-    name: str
-    parameters: float
-    tokens: int
+    kind: str
+    channels: int
+    clip: int | None = None
+    config: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,11 +56,7 @@ class ModelRow:
         frame_multiple: a video has a multiple of so many frames, and one more; 1 where any number will do.
         branches: samples of a step that guidance asks for; 1 where the model was distilled to need one.
         joined: whether the branches are one call.
-        coder: the class of its autoencoder.
-        coder_config: values that differ from the defaults of that class.
-        clip: latent frames of a short clip that the autoencoder decodes; None where it decodes pictures.
-        latent_channels: of what the autoencoder decodes.
-        downscale: pixels of a latent's side.
+        coder: its autoencoder.
         encoders: its text encoders.
     """
 
@@ -73,7 +64,7 @@ class ModelRow:
     checkpoint: str
     pipeline: str
     denoiser: str
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any]
     call: Call
     steps: int
     height: int = 1024
@@ -83,303 +74,98 @@ class ModelRow:
     frame_multiple: int = 1
     branches: int = 1
     joined: bool = True
-    coder: str = "AutoencoderKL"
-    coder_config: Mapping[str, Any] = field(default_factory=dict)
-    clip: int | None = None
-    latent_channels: int = 16
-    downscale: int = 8
-    encoders: tuple[Encoder, ...] = ()
+    coder: CoderRow
+    encoders: tuple[Encoder, ...]
+
+    def built(self) -> Subject:
+        """Builds the model in half precision."""
+        denoiser = _empty(self.denoiser, self.config)
+        config: Any = denoiser.config
+        return Subject(
+            name=self.name,
+            denoiser=denoiser,
+            call=lambda size: self.call(size, config),
+            steps=self.steps,
+            height=self.height,
+            width=self.width,
+            frames=self.frames,
+            multiple=self.multiple,
+            frame_multiple=self.frame_multiple,
+            branches=self.branches,
+            joined=self.joined,
+            coder=Autoencoder(_empty(self.coder.kind, self.coder.config), self.coder.channels, self.coder.clip),
+            encoders=self.encoders,
+            settings=f"{self.denoiser} {json.dumps(_public(config), sort_keys=True, default=repr)}",
+            uniform=True,  # tests trace every row both ways
+        )
 
 
-_CLIP_L = Encoder(name="CLIP-L", parameters=0.123e9, tokens=77)
-_CLIP_G = Encoder(name="CLIP-bigG", parameters=0.695e9, tokens=77)
-_UMT5 = Encoder(name="UMT5-XXL", parameters=5.68e9, tokens=512)
-_GEMMA = Encoder(name="Gemma-2-2B", parameters=2.61e9, tokens=300)
+def _empty(kind: str, config: Mapping[str, Any]) -> nn.Module:
+    import diffusers  # takes seconds
+
+    with torch.device("meta"):
+        model = getattr(diffusers, kind)(**config)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(torch.bfloat16)
+    return model.eval()
 
 
-def _t5(tokens: int) -> Encoder:
-    return Encoder(name="T5-XXL", parameters=4.76e9, tokens=tokens)
+def _rows(data: Mapping[str, Any]) -> dict[str, ModelRow]:
+    """Reads the table: every row names its autoencoder and its text encoders, which several share."""
+    parameters, coders = data["encoders"], data["coders"]
+    rows = (
+        ModelRow(
+            **{
+                **row,
+                "config": _settings(row.get("config", {})),
+                "call": CALLS[row["call"]],
+                "coder": CoderRow(**{**(coder := coders[row["coder"]]), "config": _settings(coder.get("config", {}))}),
+                "encoders": tuple(
+                    Encoder(name=name, parameters=parameters[name], tokens=tokens)
+                    for name, tokens in row["encoders"].items()
+                ),
+            }
+        )
+        for row in data["models"]
+    )
+    return {row.name: row for row in rows}
 
 
-#: The decoder that Stable Diffusion and its heirs share.
-_KL: Mapping[str, Any] = {
-    "block_out_channels": (128, 256, 512, 512),
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "layers_per_block": 2,
-}
-_KL16: Mapping[str, Any] = {**_KL, "latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False}
-
-_SDXL: Mapping[str, Any] = {
-    "sample_size": 128,
-    "block_out_channels": (320, 640, 1280),
-    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-    "transformer_layers_per_block": (1, 2, 10),
-    "attention_head_dim": (5, 10, 20),
-    "cross_attention_dim": 2048,
-    "use_linear_projection": True,
-    "addition_embed_type": "text_time",
-    "addition_time_embed_dim": 256,
-    "projection_class_embeddings_input_dim": 2816,
-}
-_SD35: Mapping[str, Any] = {
-    "num_layers": 38,
-    "num_attention_heads": 38,
-    "caption_projection_dim": 2432,
-    "pos_embed_max_size": 192,
-    "qk_norm": "rms_norm",
-}
-_SD35_MEDIUM: Mapping[str, Any] = {
-    "num_layers": 24,
-    "num_attention_heads": 24,
-    "caption_projection_dim": 1536,
-    "pos_embed_max_size": 384,
-    "qk_norm": "rms_norm",
-    "dual_attention_layers": tuple(range(13)),
-}
-_FLUX_ENCODERS = (_CLIP_L, _t5(512))
-_WAN: Mapping[str, Any] = {
-    "height": 720,
-    "width": 1280,
-    "frames": 81,
-    "frame_multiple": 4,
-    "branches": 2,
-    "joined": False,
-    "coder": "AutoencoderKLWan",
-    "clip": 3,
-    "encoders": (_UMT5,),
-}
-
-#: Every row, older and smaller models first.
-ROWS: tuple[ModelRow, ...] = (
-    ModelRow(
-        name="sd-1.5",
-        checkpoint="stable-diffusion-v1-5/stable-diffusion-v1-5",
-        pipeline="StableDiffusionPipeline",
-        denoiser="UNet2DConditionModel",
-        config={"cross_attention_dim": 768, "sample_size": 64},
-        call=sd_call,
-        steps=50,
-        height=512,
-        width=512,
-        multiple=8,
-        branches=2,
-        coder_config=_KL,
-        latent_channels=4,
-        encoders=(_CLIP_L,),
-    ),
-    ModelRow(
-        name="sdxl",
-        checkpoint="stabilityai/stable-diffusion-xl-base-1.0",
-        pipeline="StableDiffusionXLPipeline",
-        denoiser="UNet2DConditionModel",
-        config=_SDXL,
-        call=sdxl_call,
-        steps=50,
-        multiple=8,
-        branches=2,
-        coder_config=_KL,
-        latent_channels=4,
-        encoders=(_CLIP_L, _CLIP_G),
-    ),
-    ModelRow(
-        name="pixart-sigma",
-        checkpoint="PixArt-alpha/PixArt-Sigma-XL-2-1024-MS",
-        pipeline="PixArtSigmaPipeline",
-        denoiser="PixArtTransformer2DModel",
-        config={"caption_channels": 4096, "use_additional_conditions": False, "interpolation_scale": 2},
-        call=pixart_call,
-        steps=20,
-        branches=2,
-        coder_config=_KL,
-        latent_channels=4,
-        encoders=(_t5(300),),
-    ),
-    ModelRow(
-        name="sd3.5-medium",
-        checkpoint="stabilityai/stable-diffusion-3.5-medium",
-        pipeline="StableDiffusion3Pipeline",
-        denoiser="SD3Transformer2DModel",
-        config=_SD35_MEDIUM,
-        call=sd3_call,
-        steps=28,
-        branches=2,
-        coder_config=_KL16,
-        encoders=(_CLIP_L, _CLIP_G, _t5(256)),
-    ),
-    ModelRow(
-        name="sd3.5-large",
-        checkpoint="stabilityai/stable-diffusion-3.5-large",
-        pipeline="StableDiffusion3Pipeline",
-        denoiser="SD3Transformer2DModel",
-        config=_SD35,
-        call=sd3_call,
-        steps=28,
-        branches=2,
-        coder_config=_KL16,
-        encoders=(_CLIP_L, _CLIP_G, _t5(256)),
-    ),
-    ModelRow(
-        name="sana-1.6b",
-        checkpoint="Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers",
-        pipeline="SanaPipeline",
-        denoiser="SanaTransformer2DModel",
-        call=sana_call,
-        steps=20,
-        multiple=32,
-        branches=2,
-        coder="AutoencoderDC",
-        latent_channels=32,
-        downscale=32,
-        encoders=(_GEMMA,),
-    ),
-    ModelRow(
-        name="flux-dev",
-        checkpoint="black-forest-labs/FLUX.1-dev",
-        pipeline="FluxPipeline",
-        denoiser="FluxTransformer2DModel",
-        config={"guidance_embeds": True},
-        call=flux_call(512),
-        steps=28,
-        coder_config=_KL16,
-        encoders=_FLUX_ENCODERS,
-    ),
-    ModelRow(
-        name="flux-schnell",
-        checkpoint="black-forest-labs/FLUX.1-schnell",
-        pipeline="FluxPipeline",
-        denoiser="FluxTransformer2DModel",
-        call=flux_call(256),
-        steps=4,
-        coder_config=_KL16,
-        encoders=(_CLIP_L, _t5(256)),
-    ),
-    ModelRow(
-        name="flux2-dev",
-        checkpoint="black-forest-labs/FLUX.2-dev",
-        pipeline="Flux2Pipeline",
-        denoiser="Flux2Transformer2DModel",
-        call=flux2_call,
-        steps=28,
-        coder="AutoencoderKLFlux2",
-        latent_channels=32,
-        encoders=(Encoder(name="Mistral-Small-24B", parameters=24.0e9, tokens=512),),
-    ),
-    ModelRow(
-        name="qwen-image",
-        checkpoint="Qwen/Qwen-Image",
-        pipeline="QwenImagePipeline",
-        denoiser="QwenImageTransformer2DModel",
-        call=qwen_call,
-        steps=50,
-        height=1328,
-        width=1328,
-        branches=2,
-        joined=False,
-        coder="AutoencoderKLQwenImage",
-        clip=1,
-        encoders=(Encoder(name="Qwen2.5-VL-7B", parameters=8.29e9, tokens=100),),
-    ),
-    ModelRow(
-        name="z-image-turbo",
-        checkpoint="Tongyi-MAI/Z-Image-Turbo",
-        pipeline="ZImagePipeline",
-        denoiser="ZImageTransformer2DModel",
-        call=z_image_call,
-        steps=8,
-        coder_config=_KL16,
-        encoders=(Encoder(name="Qwen3-4B", parameters=4.02e9, tokens=100),),
-    ),
-    ModelRow(
-        name="cogvideox-5b",
-        checkpoint="zai-org/CogVideoX-5b",
-        pipeline="CogVideoXPipeline",
-        denoiser="CogVideoXTransformer3DModel",
-        config={"num_attention_heads": 48, "num_layers": 42, "use_rotary_positional_embeddings": True},
-        call=cogvideox_call,
-        steps=50,
-        height=480,
-        width=720,
-        frames=49,
-        frame_multiple=4,
-        branches=2,
-        coder="AutoencoderKLCogVideoX",
-        clip=3,
-        coder_config={
-            "block_out_channels": (128, 256, 256, 512),
-            "down_block_types": ("CogVideoXDownBlock3D",) * 4,
-            "up_block_types": ("CogVideoXUpBlock3D",) * 4,
-            "latent_channels": 16,
-        },
-        encoders=(_t5(226),),
-    ),
-    ModelRow(
-        name="ltx-video",
-        checkpoint="Lightricks/LTX-Video-0.9.7-dev",
-        pipeline="LTXPipeline",
-        denoiser="LTXVideoTransformer3DModel",
-        config={"attention_head_dim": 128, "cross_attention_dim": 4096, "num_layers": 48},
-        call=ltx_call,
-        steps=40,
-        height=704,
-        width=1216,
-        frames=121,
-        multiple=32,
-        frame_multiple=8,
-        branches=2,
-        coder="AutoencoderKLLTXVideo",
-        clip=3,
-        latent_channels=128,
-        downscale=32,
-        encoders=(_t5(256),),
-    ),
-    ModelRow(
-        name="wan-1.3b",
-        checkpoint="Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
-        pipeline="WanPipeline",
-        denoiser="WanTransformer3DModel",
-        config={"num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960},
-        call=wan_call,
-        steps=50,
-        **{**_WAN, "height": 480, "width": 832},
-    ),
-    ModelRow(
-        name="wan-14b",
-        checkpoint="Wan-AI/Wan2.1-T2V-14B-Diffusers",
-        pipeline="WanPipeline",
-        denoiser="WanTransformer3DModel",
-        call=wan_call,
-        steps=50,
-        **_WAN,
-    ),
-    ModelRow(
-        name="hunyuan-video",
-        checkpoint="hunyuanvideo-community/HunyuanVideo",
-        pipeline="HunyuanVideoPipeline",
-        denoiser="HunyuanVideoTransformer3DModel",
-        call=hunyuan_video_call,
-        steps=50,
-        height=720,
-        width=1280,
-        frames=129,
-        frame_multiple=4,
-        coder="AutoencoderKLHunyuanVideo",
-        clip=3,
-        encoders=(Encoder(name="Llama-3-8B", parameters=8.03e9, tokens=351), _CLIP_L),
-    ),
-)
-
-#: The rows by name.
-MODELS: Mapping[str, ModelRow] = {row.name: row for row in ROWS}
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings as a model's class has them, with tuples for JSON's lists."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
 
 
-def model_named(name: str) -> ModelRow:
-    """Returns the row of a published model.
+#: The published models by name, older and smaller ones first.
+MODELS: Mapping[str, ModelRow] = _rows(json.loads(Path(__file__).with_name("models.json").read_text(encoding="utf-8")))
+
+
+@functools.lru_cache(maxsize=4)
+def subject_named(name: str) -> Subject:
+    """Builds a published model without weights, in half precision.
 
     Raises:
         ArgumentError: an unknown name; lists the known ones.
     """
     if name not in MODELS:
         raise ArgumentError(f"no model {name!r} is known to the planner; the known ones are {', '.join(MODELS)}")
-    return MODELS[name]
+    return MODELS[name].built()
+
+
+def subject_in(folder: Path, pipeline: str) -> Subject:
+    """Builds the model of a folder without its weights, in half precision.
+
+    Args:
+        folder: of a diffusers pipeline.
+        pipeline: its class, one of those of `MODELS`.
+    """
+    row = next(row for row in MODELS.values() if row.pipeline == pipeline)
+    part = "unet" if (folder / "unet").is_dir() else "transformer"
+    config, coder = (read_settings(folder / name) for name in (part, "vae"))
+    own = replace(row.coder, kind=coder["_class_name"], config=_public(coder))
+    return replace(row, name=folder.name, denoiser=config["_class_name"], config=_public(config), coder=own).built()
+
+
+def _public(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if not name.startswith("_")}

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ __all__ = [
     "CallTrace",
     "Wait",
     "blocks_are_equal",
-    "looks_back",
     "trace_calls",
 ]
 
@@ -89,6 +88,11 @@ class CallPart:
     events: tuple[Event, ...]
     times: int = 1
 
+    @property
+    def sent(self) -> int:
+        """Returns the bytes that it sends each time."""
+        return sum(sum(event.sent.values()) for event in self.events if isinstance(event, Post))
+
 
 @dataclass(frozen=True, slots=True)
 class CallTrace:
@@ -99,28 +103,32 @@ class CallTrace:
         steady: a call like all later ones.
         warmup: how many calls are like the first.
         working: bytes of tensors alive at the peak of a call.
-        kept: bytes of those that stay until the next call.
         weights: bytes of the weights that stay on the rank.
         checks: bytes by which ranks compare their arguments in the first call, and in a later one.
+        returned: bytes of what the denoiser returns.
+        handed: bytes that one block hands on to the next.
+        keys: bytes of the keys and values of all attentions among picture tokens: a text is shorter than they are.
+        blocks: how many equal ones the denoiser has.
     """
 
     first: tuple[CallPart, ...]
     steady: tuple[CallPart, ...]
     warmup: int
     working: int
-    kept: int
     weights: int
     checks: tuple[int, int] = (0, 0)
+    returned: int = 0
+    handed: int = 0
+    keys: int = 0
+    blocks: int = 1
 
-    @property
-    def looks_back(self) -> bool:
-        """Says whether a call waits for messages of the one before."""
-        return looks_back(self.steady)
+    def silent(self) -> CallTrace:
+        """Returns a trace without its messages."""
+        return replace(self, first=_computing(self.first), steady=_computing(self.steady))
 
 
-def looks_back(parts: Sequence[CallPart]) -> bool:
-    """Says whether a call waits for messages of the one before."""
-    return any(isinstance(event, Wait) and event.calls for part in parts for event in part.events)
+def _computing(call: Sequence[CallPart]) -> tuple[CallPart, ...]:
+    return tuple(replace(part, events=tuple(e for e in part.events if isinstance(e, OperatorWork))) for part in call)
 
 
 def trace_calls(
@@ -150,19 +158,22 @@ def trace_calls(
         UnsupportedError: as for `predict`.
     """
     shapes = RememberedShapes() if shapes is None else shapes
-    run = functools.partial(DryRun, module, strategies, ranks, inputs, rank=rank, shapes=shapes)
+    begin = functools.partial(DryRun, module, strategies, ranks, inputs, rank=rank, shapes=shapes)
     weights = sum(weight.nbytes for weight in module.parameters())
     if any(strategy.cuts_weights for strategy in strategies):
-        with run() as deep:
+        with begin() as deep:
             weights = deep.weight_bytes()
-    runs = [] if whole or any(strategy.cuts_blocks for strategy in strategies) else runs_of(module)
+    every = runs_of(module)
+    runs = [] if whole or any(strategy.cuts_blocks for strategy in strategies) else every
+    first = every[0].blocks[every[0].start] if every else None
     try:
-        return _traced(run, weights, runs)
+        trace = _traced(begin, weights, _Recorder(runs, first))
     except (PartsongError, RuntimeError, TypeError, LookupError, AttributeError):
         if not runs:
             raise
         # The model's code counts its blocks, or pairs those at the beginning with those at the end.
-        return _traced(run, weights, [])
+        trace = _traced(begin, weights, _Recorder([], first))
+    return replace(trace, blocks=max(1, sum(run.length for run in every)))
 
 
 def blocks_are_equal(module: nn.Module, inputs: Mapping[str, Any], shapes: RememberedShapes) -> bool:
@@ -183,9 +194,8 @@ def _arithmetic(call: Sequence[CallPart]) -> tuple[float, int]:
     return sum(flops * times for flops, times in work), sum(times for flops, times in work if flops)
 
 
-def _traced(begin: Callable[..., DryRun], weights: int, runs: Sequence[EqualBlocks]) -> CallTrace:
-    recorder = _Recorder(runs)
-    with shallow(runs), recorder.boundaries(), begin(network=recorder) as run:
+def _traced(begin: Callable[..., DryRun], weights: int, recorder: _Recorder) -> CallTrace:
+    with shallow(recorder.runs), recorder.hooked(), begin(network=recorder) as run:
         given = (leaf for leaf in tree_leaves(run.inputs) if isinstance(leaf, Tensor))
         with LiveBytes(itertools.chain(run.state.values(), given)) as live:
             recorder.live = live
@@ -193,20 +203,28 @@ def _traced(begin: Callable[..., DryRun], weights: int, runs: Sequence[EqualBloc
             for _ in range(run.calls + 1 if run.calls > 1 else 1):
                 recorder.begin_call()
                 with recorder:
-                    run.call()
+                    returned = _bytes(run.call())
+            keys = recorder.keys
             recorder.begin_call()
-            kept, warmup = live.now, run.warmup
         by_step, rank = run.plan.explain().bytes_by_step, run.plan.mesh.rank
-    calls, deeper = recorder.calls, recorder.deeper()
+    calls = recorder.calls
     # What is counted and not posted: comparisons, which ranks that need not exist leave out.
     first, steady = by_step[0][rank], by_step[len(by_step) // 2][rank]
-    checks = first - _posted(calls[0]), steady - _posted(calls[-1])
-    return CallTrace(calls[0], calls[-1], warmup, live.peak + deeper, kept + deeper, weights, checks)
+    return CallTrace(
+        first=calls[0],
+        steady=calls[-1],
+        warmup=run.warmup,
+        working=live.peak + recorder.deeper(),
+        weights=weights,
+        checks=(first - sum(part.sent for part in calls[0]), steady - sum(part.sent for part in calls[-1])),
+        returned=returned,
+        handed=recorder.handed,
+        keys=keys,
+    )
 
 
-def _posted(call: Sequence[CallPart]) -> int:
-    """Returns the bytes that the blocks of a trace send, each counted once."""
-    return sum(sum(event.sent.values()) for part in call for event in part.events if isinstance(event, Post))
+def _bytes(value: Any) -> int:
+    return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 class _Handle:
@@ -218,9 +236,10 @@ class _Handle:
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, runs: Sequence[EqualBlocks]) -> None:
+    def __init__(self, runs: Sequence[EqualBlocks], first: nn.Module | None) -> None:
         super().__init__()
-        self.runs = runs
+        self.runs, self.first = runs, first
+        self.handed = self.keys = 0
         self.calls: list[tuple[CallPart, ...]] = []
         self.live: LiveBytes | None = None
         self._parts: list[list[Event]] | None = None
@@ -230,9 +249,11 @@ class _Recorder(TorchDispatchMode):
         self._grown: list[int] = []
 
     @contextmanager
-    def boundaries(self) -> Iterator[None]:
+    def hooked(self) -> Iterator[None]:
         """Begins a part wherever the block that stands for others begins, and where the block after it does."""
         removable, taken = [], {}
+        if self.first is not None:
+            removable.append(self.first.register_forward_hook(self._note_handed))
         for run in self.runs:
             start = run.start - taken.get(id(run.blocks), 0)
             taken[id(run.blocks)] = taken.get(id(run.blocks), 0) + run.between - 1
@@ -251,6 +272,10 @@ class _Recorder(TorchDispatchMode):
             ends = zip(self._parts, self._times, strict=True)
             self.calls.append(tuple(CallPart(tuple(events), times) for events, times in ends))
         self._parts, self._times, self._posted = [[]], [1], 0
+        self.keys = 0
+
+    def _note_handed(self, block: nn.Module, given: Any, output: Any) -> None:
+        self.handed = max(self.handed, _bytes(output))
 
     def _begin_part(self, times: int, *call: Any) -> None:
         assert self._parts is not None and self.live is not None
@@ -286,4 +311,7 @@ class _Recorder(TorchDispatchMode):
         if (work := work_of(func, args, kwargs or {}, output)) is not None:
             assert self._parts is not None
             self._parts[-1].append(work)
+            if work.kind == "attention":
+                query, key, value = args[:3]
+                self.keys += (key.nbytes + value.nbytes) * self._times[-1] if key.shape[-2] >= query.shape[-2] else 0
         return output

@@ -8,10 +8,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
 from partsong import Mesh, generate, mesh_for, parallelize
-from partsong.planner import DEVICES, LINKS, Machine
 from partsong.planner.calls import Size
-from partsong.planner.denoising import Tracer
-from partsong.planner.subject import subject_of
+from partsong.planner.pipeline import subject_of
+from partsong.planner.steps import Tracer
 from partsong.samplers import registry
 from tests.parallel.memory_worker import Alive, flux
 from tests.parallel.ranks import gathered
@@ -32,11 +31,10 @@ def memory(nproc: int, mixes: list[str]) -> dict[str, list[tuple[int, int]]]:
     }
     size = Size(height=SIDE, width=SIDE, dtype=torch.float32)
     tracer = Tracer(subject_of(pipe, **prompt, height=SIDE, width=SIDE, num_inference_steps=STEPS), size)
-    machine = Machine(device=DEVICES["4090"], link=LINKS["pcie4"], ranks=nproc, per_node=nproc)
     results = {}
     for text in mixes:
         strategies = [registry.parse_strategy(part) for part in text.split()]
-        told = tracer.denoise(strategies, machine, STEPS)
+        told = tracer.trace(strategies, nproc, STEPS)
         with Mesh(**mesh_for(strategies, nproc)) as mesh, parallelize(pipe, *strategies, mesh=mesh) as plan:
             draw = torch.Generator().manual_seed(0)
             with Alive([*model.parameters(), *model.buffers()]) as alive:

@@ -9,8 +9,8 @@ from pathlib import Path
 from partsong.errors import ArgumentError
 from partsong.planner import DEVICES, Advice, Machine, advise, machine_named, subject_named
 from partsong.planner.calls import Size
-from partsong.planner.denoising import Tracer
 from partsong.planner.devices import USUAL_LINK
+from partsong.planner.steps import Tracer
 
 PAGE = Path(__file__).parents[2] / "docs" / "plans.md"
 PLANNED = Path(__file__).with_name("plans.json")

@@ -10,10 +10,9 @@ import pytest
 from partsong.errors import ArgumentError
 from partsong.parallel.ranks.launch import launch
 from partsong.planner import Device, Machine
-from partsong.planner.calibration import calibrate, find_calibration, read_calibration, understand
-from partsong.planner.measuring import LINK_SIZES, SMALL, probe_call, probe_model
-from partsong.planner.replay import replay
-from partsong.planner.trace import trace_calls
+from partsong.planner.calibration import calibrate, find_calibration, probe_trace, read_calibration, understand
+from partsong.planner.clock import replay
+from partsong.planner.measuring import LINK_SIZES, SMALL
 from tests.planner.clocks_worker import measured_with_a_fast_clock
 
 TRUE = Device(
@@ -34,15 +33,9 @@ BARE = 1e-6
 
 def raw(ranks: int = 2, slow: float = 1.0) -> dict[str, Any]:
     """Seconds that a machine of known numbers would take; steps take `slow` times as long as their operators."""
-    import torch
-
     alone = Machine(device=TRUE, link=TRUE_LINK, ranks=1, per_node=1)
-    model = probe_model()
-    steps = {
-        tokens: slow * replay(trace_calls(model, [], 1, probe_call(tokens, torch.float32)), alone).steady
-        for tokens in (256, 1024)
-    }
-    small = trace_calls(probe_model(small=True), [], 1, probe_call(SMALL, torch.float32, small=True))
+    steps = {tokens: slow * replay(probe_trace(tokens, "cpu"), alone).steady for tokens in (256, 1024)}
+    small = probe_trace(SMALL, "cpu", small=True)
     messages = []
     for size in LINK_SIZES:
         for form, at_once, ways in (("all-to-all", ranks - 1, ranks), ("ring", 1, ranks), ("one way", 1, 1)):

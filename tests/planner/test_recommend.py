@@ -12,8 +12,9 @@ from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import mesh_for
 from partsong.planner import advise, machine_named, recommend, subject_named, subject_of
 from partsong.planner.calls import Size
-from partsong.planner.denoising import Tracer
+from partsong.planner.clock import clock_steps
 from partsong.planner.mixes import mixes_for
+from partsong.planner.steps import Tracer
 
 SMALL = {"height": 512, "width": 512}
 
@@ -121,10 +122,9 @@ def test_a_pipeline_is_asked_for_its_own_calls() -> None:
 
 def test_guidance_in_two_calls_is_shared_out() -> None:
     tracer = Tracer(subject_named("qwen-image"), Size(height=512, width=512))
-    machine = machine_named("2xh100", "nvlink")
-    one = tracer.denoise([], machine_named("1xh100", "nvlink"), 10)
-    two = tracer.denoise([CfgParallel()], machine, 10)
-    assert two.seconds == pytest.approx(one.seconds / 2, rel=0.02)
+    one, two = tracer.trace([], 1, 10), tracer.trace([CfgParallel()], 2, 10)
+    alone = clock_steps(one, machine_named("1xh100", "nvlink")).seconds
+    assert clock_steps(two, machine_named("2xh100", "nvlink")).seconds == pytest.approx(alone / 2, rel=0.02)
     assert two.bytes_sent == 10 * 32 * 32 * 64 * 2  # the prediction of a branch, in half precision
 
 
@@ -132,23 +132,23 @@ def test_rounds_of_a_window_take_a_call_each() -> None:
     """Twenty steps, two at a time: ten calls on each rank, and an exchange of latents in every round."""
     tracer = Tracer(subject_named("flux-dev"), Size(height=512, width=512))
     machine = machine_named("2xh100", "pcie4")
-    one = tracer.denoise([], machine_named("1xh100", "pcie4"), 20).seconds
-    two = tracer.denoise([DraftedSteps(degree=2, depth=2)], machine, 20)
+    one = clock_steps(tracer.trace([], 1, 20), machine_named("1xh100", "pcie4")).seconds
+    two = tracer.trace([DraftedSteps(degree=2, depth=2)], 2, 20)
     latents = 32 * 32 * 64 * 2
     assert two.bytes_sent == 10 * latents
     exchanges = 10 * (machine.link.post + machine.link.latency + latents / machine.link.bandwidth)
-    assert two.seconds == pytest.approx(one / 2 + exchanges, rel=1e-6)
+    assert clock_steps(two, machine).seconds == pytest.approx(one / 2 + exchanges, rel=1e-6)
 
 
 def test_a_pipeline_of_patches_fills_and_then_keeps_every_stage_at_work() -> None:
     """Written out: a warm-up step through all stages, then patches one stage apart, and the fill once."""
     subject, size = subject_named("flux-dev"), Size(height=1024, width=1024)
-    tracer, machine = Tracer(subject, size), machine_named("4xl20", "nvlink")
-    serial = tracer.denoise([], machine_named("1xl20", "nvlink"), 20)
-    piped = tracer.denoise([PatchPipeline(degree=4, num_patches=8)], machine, 20)
+    tracer = Tracer(subject, size)
+    serial, piped = tracer.trace([], 1, 20), tracer.trace([PatchPipeline(degree=4, num_patches=8)], 4, 20)
+    alone = clock_steps(serial, machine_named("1xl20", "nvlink")).seconds
     # Patches compute as much as the whole picture or, being small, a little less well.
-    ideal = (serial.seconds / 20) * (1 + 19 / 4 + 3 / (4 * 8))
-    assert ideal * 0.98 <= piped.seconds <= ideal * 1.6
+    ideal = (alone / 20) * (1 + 19 / 4 + 3 / (4 * 8))
+    assert ideal * 0.98 <= clock_steps(piped, machine_named("4xl20", "nvlink")).seconds <= ideal * 1.6
     assert piped.weights == pytest.approx(serial.weights / 4, rel=0.15)
     assert piped.bytes_sent == 20 * (1024 * 4 + 512) * 3072 * 2  # what a block hands on, once a step
 

@@ -31,8 +31,8 @@ from partsong.parallel.ranks.launch import launch
 from partsong.parallel.ranks.ranges import named_range
 from partsong.parallel.strategy import Strategy, combined_kind
 from partsong.planner.calibration import find_calibration
-from partsong.planner.recommend import CLEAR
-from partsong.planner.replay import replay
+from partsong.planner.choice import CLEAR
+from partsong.planner.clock import replay
 from partsong.planner.trace import trace_calls
 from partsong.samplers.registry import parse_strategy
 

@@ -16,11 +16,12 @@ from typing import Any
 from partsong.errors import ArgumentError, PartsongError
 from partsong.parallel.strategy import Strategy
 from partsong.planner.calls import Size
-from partsong.planner.denoising import Tracer
 from partsong.planner.devices import DEVICES, LINKS
 from partsong.planner.estimate import estimate
 from partsong.planner.hardware import Machine
-from partsong.planner.subject import Subject, subject_named
+from partsong.planner.models import subject_named
+from partsong.planner.steps import Tracer
+from partsong.planner.subject import Subject
 from partsong.samplers.registry import (
     CfgParallel,
     DisplacedPatch,

@@ -18,10 +18,10 @@ from partsong.errors import ArgumentError, PartsongError
 from partsong.parallel import Mesh
 from partsong.planner.calls import Size
 from partsong.planner.decoding import SIDE, decoding_of
-from partsong.planner.denoising import Tracer
-from partsong.planner.estimate import RESERVED
-from partsong.planner.machines import machine_named
-from partsong.planner.subject import Subject, default_sizes, downscale_of
+from partsong.planner.memory import RESERVED
+from partsong.planner.pipeline import default_sizes, downscale_of
+from partsong.planner.steps import Tracer
+from partsong.planner.subject import Subject
 from partsong.samplers.registry import ParallelVae, parse_strategy
 from partsong.serving.messages import JobMemory, JobWork
 from partsong.serving.ranks.served_model import ServedModel
@@ -146,8 +146,7 @@ class MemoryForecast:
             ranks = self._ranks if names else 1
             mix = [strategy for strategy in map(parse_strategy, names) if strategy.denoises]
             try:
-                # Memory does not depend on speed, so any devices will do.
-                steps = self._tracer.denoise(mix, machine_named(f"{ranks}xh100", "nvlink"), 1)
+                steps = self._tracer.trace(mix, ranks, 1)
                 share = steps.weights / max(1, sum(weight.nbytes for weight in self._subject.denoiser.parameters()))
                 self._traced[names] = int(self._beside + self._whole * share), steps.working
             except _UNKNOWN as error:

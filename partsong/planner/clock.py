@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from partsong.planner.hardware import Link, Machine
+from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.operators import OperatorWork
-from partsong.planner.trace import CallPart, CallTrace, Post, PostedAt, Wait, looks_back
+from partsong.planner.steps import PatchSteps, PlainSteps, TracedSteps, Tracer, WindowSteps
+from partsong.planner.subject import Subject
+from partsong.planner.trace import CallPart, CallTrace, Post, PostedAt, Wait
 
-__all__ = ["Clock", "StepTime", "replay"]
+__all__ = ["Clock", "GenerationTime", "StepTime", "StepsTime", "clock_generation", "clock_steps", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,124 @@ class StepTime:
         return warm * self.first + (number - warm) * self.steady
 
 
+@dataclass(frozen=True, slots=True)
+class StepsTime:
+    """Says how long the steps of a generation take on one rank.
+
+    Attributes:
+        seconds: of all steps.
+        waiting: of those, in which the device waits for messages.
+    """
+
+    seconds: float
+    waiting: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationTime:
+    """Says how long a generation takes.
+
+    Attributes:
+        steps: of the denoiser.
+        encoding: seconds of the text encoders.
+        decoding: seconds of the autoencoder.
+    """
+
+    steps: StepsTime
+    encoding: float
+    decoding: float
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds of the whole generation."""
+        return self.encoding + self.steps.seconds + self.decoding
+
+    @property
+    def reason(self) -> str:
+        """Says in one sentence where the time goes."""
+        steps, total = self.steps, max(self.steps.seconds + self.encoding + self.decoding, 1e-9)
+        waits = 100 * steps.waiting / total
+        parts = [f"{100 * (steps.seconds - steps.waiting) / total:.0f} % computing steps"]
+        parts += [f"{waits:.0f} % waiting for messages"] if waits >= 1 else []
+        parts += [f"{100 * self.decoding / total:.0f} % decoding"] if self.decoding / total >= 0.01 else []
+        parts += [f"{100 * self.encoding / total:.0f} % reading the prompt"] if self.encoding / total >= 0.01 else []
+        return ", ".join(parts)
+
+
+def clock_generation(traced: TracedSteps, tracer: Tracer, machine: Machine, sharers: int) -> GenerationTime:
+    """Puts a whole generation on a clock.
+
+    Args:
+        traced: its steps.
+        tracer: of its model and size.
+        machine: what it runs on.
+        sharers: ranks that share its decoding.
+    """
+    size, decoding = tracer.size, 0.0
+    if tracer.decoding is not None:
+        grown = tracer.decoding.grown(-(-size.pixels // sharers))
+        decoding = sum(machine.device.seconds(work) for work in grown) * size.batch
+    encoding = _encoding(tracer.subject, machine.device, size.batch)
+    return GenerationTime(clock_steps(traced, machine), encoding, decoding)
+
+
+def clock_steps(traced: TracedSteps, machine: Machine) -> StepsTime:
+    """Puts the steps of a generation on a clock.
+
+    Args:
+        traced: what the steps are made of.
+        machine: what they run on, with as many ranks as they were traced for.
+    """
+    if isinstance(traced, PatchSteps):
+        return _patches(traced, machine)
+    if isinstance(traced, WindowSteps):
+        part = _plain(traced.part, replace(machine, ranks=traced.part.ranks))
+        return _with_exchange(part, machine, traced.rounds, traced.exchanged)
+    return _plain(traced, machine)
+
+
+def _patches(traced: PatchSteps, machine: Machine) -> StepsTime:
+    """Fills a pipeline of stages, and from then on keeps every stage at work."""
+    stages, patches, hop = traced.stages, traced.patches, traced.whole.trace.handed
+    whole = _plain(traced.whole, replace(machine, ranks=1))
+    patch = replay(traced.patch, replace(machine, ranks=patches)).steady
+    link = machine.between(0, machine.ranks - 1)
+    sending = link.latency + link.post + hop / patches / link.bandwidth
+    # With two patches per stage a message travels while the next patch is computed.
+    stage = max(patch / stages, sending) if patches >= 2 * stages else patch / stages + sending
+    first = whole.seconds + stages * (link.latency + hop / link.bandwidth)
+    later = (traced.steps - traced.warm) * traced.calls * patches * stage + (stages - 1) * stage
+    return StepsTime(traced.warm * first + later)
+
+
+def _plain(traced: PlainSteps, machine: Machine) -> StepsTime:
+    call = replay(traced.trace, replace(machine, ranks=traced.sharing))
+    seconds = call.calls(traced.steps, traced.trace.warmup) * traced.calls
+    total = StepsTime(seconds, call.waiting * traced.steps * traced.calls)
+    if traced.exchanged:
+        total = _with_exchange(total, machine, traced.steps, traced.exchanged)
+    return replace(total, seconds=total.seconds * traced.left)
+
+
+def _with_exchange(total: StepsTime, machine: Machine, times: int, size: int) -> StepsTime:
+    """Adds an exchange that nothing hides, among all ranks."""
+    link = machine.between(0, machine.ranks - 1)
+    moved = size * (machine.ranks if link.shared else 1)
+    seconds = times * (link.post + link.latency + moved / link.bandwidth)
+    return StepsTime(total.seconds + seconds, total.waiting + seconds)
+
+
+def _encoding(subject: Subject, device: Device, batch: int) -> float:
+    """Returns the seconds of the text encoders: a pass over their weights, or its arithmetic where that is longer."""
+    itemsize = subject.dtype.itemsize
+    branches = 2 if subject.branches > 1 else 1
+    seconds = 0.0
+    for encoder in subject.encoders:
+        flops = 2.0 * encoder.parameters * encoder.tokens * batch * branches
+        seconds += max(encoder.parameters * itemsize / device.bandwidth, flops / (device.flops * device.matmul))
+    return seconds
+
+
 def replay(trace: CallTrace, machine: Machine, *, rank: int = 0) -> StepTime:
     """Simulates a first call and calls of the steady state, one after another.
 
@@ -49,11 +169,16 @@ def replay(trace: CallTrace, machine: Machine, *, rank: int = 0) -> StepTime:
     clock.run(trace.first)
     first = clock.now
     # What a call left under way delays the next one; the one after that is like all that follow.
-    for _ in range(2 if trace.looks_back else 1):
+    for _ in range(2 if _looks_back(trace.steady) else 1):
         clock.run(trace.steady)
     before, waited, hosted = clock.now, clock.waited, clock.hosted
     clock.run(trace.steady)
     return StepTime(first, clock.now - before, clock.waited - waited, clock.hosted - hosted)
+
+
+def _looks_back(parts: Sequence[CallPart]) -> bool:
+    """Says whether a call waits for messages of the one before."""
+    return any(isinstance(event, Wait) and event.calls for part in parts for event in part.events)
 
 
 class Clock:
@@ -79,7 +204,7 @@ class Clock:
     def run(self, parts: Iterable[CallPart]) -> None:
         """Makes one call."""
         parts = tuple(parts)
-        jumps = not looks_back(parts)
+        jumps = not _looks_back(parts)
         place = 0
         for part in parts:
             done, rate = 0, None

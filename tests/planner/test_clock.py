@@ -9,8 +9,8 @@ import pytest
 from partsong import DisplacedPatch, Ring, ShardedWeights, SyncPatch, TensorParallel, Ulysses
 from partsong.planner import DEVICES, LINKS, Device, Link, Machine, machine_named, subject_named
 from partsong.planner.calls import Size
+from partsong.planner.clock import Clock, replay
 from partsong.planner.operators import OperatorWork
-from partsong.planner.replay import Clock, replay
 from partsong.planner.trace import CallPart, CallTrace, Event, Post, Wait, trace_calls
 
 DEVICE = Device(name="toy", flops=1e12, bandwidth=1e11, memory=1e9, units=0, matmul=1.0, dispatch=0.0, least=0.0)
@@ -28,7 +28,7 @@ def message(megabytes: float) -> Post:
 
 
 def trace_of(*parts: CallPart) -> CallTrace:
-    return CallTrace(parts, parts, 0, 0, 0, 0)
+    return CallTrace(parts, parts, 0, 0, 0)
 
 
 def call(*events: Event, times: int = 1) -> CallPart:
