@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.text.aup import aup_board
 from partsong.errors import ArgumentError
-from partsong.evals.parallelbench.aup import aup_board
 
 __all__ = ["SWEEPS", "curve", "scores", "sweep"]
 

@@ -21,8 +21,8 @@ import tyro
 from transformers import PreTrainedModel
 
 from benchmarks.filing import file_result, markdown_table, result_path
+from benchmarks.text.aup import aup_board
 from partsong import zoo
-from partsong.evals.parallelbench.aup import aup_board
 from partsong.seeds import derive
 from partsong_zoo.folders import load_folder
 from partsong_zoo.lists.speed import measure_speed, measure_spread

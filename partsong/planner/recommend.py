@@ -68,14 +68,7 @@ def recommend(
     machine = machine_named(devices, link, memory=memory, per_node=per_node, across=across)
     subject = subject_named(model) if isinstance(model, str) else subject_of(model)
     advice = advise(
-        subject,
-        machine,
-        height=height,
-        width=width,
-        frames=frames,
-        steps=steps,
-        batch=batch,
-        max_drift=max_drift,
+        subject, machine, height=height, width=width, frames=frames, steps=steps, batch=batch, max_drift=max_drift
     )
     return list(advice.rows)
 

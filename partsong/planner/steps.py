@@ -17,14 +17,7 @@ from partsong.planner.decoding import DecoderCost, decoding_of
 from partsong.planner.kept_traces import find_trace
 from partsong.planner.subject import Subject
 from partsong.planner.trace import CallTrace, blocks_are_equal
-from partsong.samplers.registry import (
-    CfgParallel,
-    DisplacedPatch,
-    DraftedSteps,
-    PatchPipeline,
-    StepCache,
-    TimeParallel,
-)
+from partsong.samplers.registry import CfgParallel, DisplacedPatch, DraftedSteps, PatchPipeline, StepCache, TimeParallel
 
 __all__ = ["PatchSteps", "PlainSteps", "TracedSteps", "Tracer", "WindowSteps"]
 

@@ -21,16 +21,7 @@ from partsong.parallel.strategy import Strategy
 from partsong.planner.operators import OperatorWork, work_of
 from partsong.planner.shallow import EqualBlocks, runs_of, shallow
 
-__all__ = [
-    "Event",
-    "PostedAt",
-    "CallPart",
-    "Post",
-    "CallTrace",
-    "Wait",
-    "blocks_are_equal",
-    "trace_calls",
-]
+__all__ = ["Event", "PostedAt", "CallPart", "Post", "CallTrace", "Wait", "blocks_are_equal", "trace_calls"]
 
 
 class PostedAt(NamedTuple):

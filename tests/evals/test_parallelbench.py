@@ -44,7 +44,6 @@ def written(*people: str) -> str:
 def test_no_torch_is_loaded_for_problems_and_scores() -> None:
     code = (
         "import sys; from partsong.evals import parallelbench as b\n"
-        "from partsong.evals.parallelbench import aup\n"
         "p = b.problems('sudoku', 2)[1]; assert b.score(p, p.answer)['score'] == 1.0\n"
         "p = b.problems('sort', 2, language='lists')[1]; assert b.score(p, p.answer)['score'] == 1.0\n"
         "raise SystemExit('torch' in sys.modules)"

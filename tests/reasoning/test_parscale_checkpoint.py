@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from partsong.errors import ArgumentError, ArgumentTypeError
-from partsong.reasoning.parscale.checkpoint import load_model, load_streams, save
 from partsong.reasoning.parscale.model import ParScale
 from partsong.reasoning.parscale.weights import StreamWeights
+from partsong_zoo.training.parscale_checkpoint import load_model, load_streams, save
 from tests.reasoning.parscale_reference import plain_logits, streams, tiny
 
 LAYERS, WIDTH, HEADS, KV, VOCABULARY, PREFIX = 2, 32, 4, 2, 61, 48

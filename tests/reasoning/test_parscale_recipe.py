@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.parscale.checkpoint import load_model
+from partsong_zoo.training.parscale_checkpoint import load_model
 from tests.recipe_module import loaded
 
 SMALL: dict[str, Any] = {"seeds": 1, "steps": 3, "batch": 8, "width": 8, "depth": 1, "prefix": 2, "items": 16}

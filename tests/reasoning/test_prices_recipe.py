@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from partsong.errors import ArgumentError
-from partsong.reasoning.parscale.checkpoint import load_model
 from partsong.reasoning.parscale.model import ParScale
+from partsong_zoo.training.parscale_checkpoint import load_model
 from tests.recipe_module import loaded
 
 SMALL: dict[str, Any] = {

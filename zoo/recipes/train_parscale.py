@@ -52,11 +52,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from partsong.errors import ArgumentError
 from partsong.knobs import check_knobs, type_hints
-from partsong.reasoning.parscale.checkpoint import save
 from partsong.reasoning.parscale.model import ParScale
 from partsong.reasoning.parscale.weights import StreamWeights
 from partsong.seeds import derive
 from partsong_zoo.training.parscale import StreamLesson, train
+from partsong_zoo.training.parscale_checkpoint import save
 from partsong_zoo.training.recipe import file_report, recipe_config
 
 STAGES: tuple[str, ...] = ("train", "measure", "recycle", "export")

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from benchmarks.text.aup import aup, aup_board, aup_weight
 from partsong.errors import ArgumentError
-from partsong.evals.parallelbench.aup import aup, aup_board, aup_weight
 
 #: The leaderboard's points for LLaDA-8B-Instruct on GSM8K-CoT: each decoder at one token per forward and as published.
 GSM8K = {
