@@ -32,7 +32,7 @@ class CausalKeys:
             to lie just before the window, so that nothing gets farther away than in training.
 
     Attributes:
-        visit: the call at work.
+        visit: the active call.
         peak_bytes: the most that was held.
     """
 
@@ -43,7 +43,7 @@ class CausalKeys:
         self._past: dict[tuple[int, int, int], _Past] = {}
 
     def read(self, layer: int) -> KeysAround:
-        """Returns the sink, and the window that comes before the block at work."""
+        """Returns the sink, and the window that comes before the active block."""
         past = self._past.get(self._key(layer))
         if past is None:
             return []
@@ -55,7 +55,7 @@ class CausalKeys:
         return around
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Takes in the block at work, and lets the oldest go."""
+        """Takes in the active block, and lets the oldest go."""
         past = self._past.setdefault(self._key(layer), _Past())
         if past.sink is None and self.sink:
             past.sink = tokens_of(k, v, slice(0, k.shape[2] // self.frames * self.sink))

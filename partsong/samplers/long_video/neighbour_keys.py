@@ -86,7 +86,7 @@ class NeighbourKeys:
         return min(self.context, self.frames[block - 1]) if self.recomputes and block > 0 else 0
 
     def widened(self, sample: Tensor, dim: int) -> Tensor:
-        """Returns what enters the model for the block at work: what the block before was given last, and its own.
+        """Returns what enters the model for the active block: what the block before was given last, and its own.
 
         Args:
             sample: its own frames.
@@ -127,7 +127,7 @@ class NeighbourKeys:
         return around
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Keeps the ends of the block at work that a neighbour will read."""
+        """Keeps the ends of the active block that a neighbour will read."""
         block, frames, in_front = self.visit.block, self.frames[self.visit.block], self.in_front(self.visit.block)
         per_frame = k.shape[2] // (in_front + frames)
         self._layer_bytes[layer] = size_of([(k, v)]) // (in_front + frames)
