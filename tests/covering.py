@@ -55,6 +55,11 @@ def covering(
     return [cases[number] for number in sorted(taken)]
 
 
+def taking_turns(names: Iterable[str], kinds: Iterable[tuple[str, ...]]) -> set[tuple[str, str]]:
+    """Pairs every name with one value of each kind: those of a kind work alike, so they take turns."""
+    return {(kind[place % len(kind)], name) for kind in kinds for place, name in enumerate(names)}
+
+
 def chosen(
     product: Iterable[Case], prefer: Callable[[Case], Any] = lambda case: 0, beside: Iterable[Case] = ()
 ) -> list[Case]:

@@ -80,25 +80,35 @@ def alone(name: str, batch: int = 1, cache: StepCache | None = None) -> Made:
         return made(name, (), mesh, batch, cache)
 
 
-def ranks(nproc: int) -> dict[str, Any]:
-    """Everything, on two or four ranks."""
+def ranks(nproc: int, every: bool) -> dict[Any, Any]:
+    """On two ranks, or asked for everything, all; else what is there on four ranks only."""
+    found: dict[Any, Any] = {"counted": []}
+    if nproc == 2 or every:
+        found |= _alike(nproc, every)
+    if nproc == 4 or every:
+        with Mesh(cfg=2, ulysses=nproc // 2) as mesh:
+            found["Wan", 1, "cfg"] = made("Wan", (CfgParallel(), Ulysses()), mesh)
+            found["SD3", 2] = made("SD3", (CfgParallel(), Ulysses()), mesh, batch=2)
+            found["counted"].append(counted(mesh, CfgParallel(), Ulysses(), CACHES["Wan"], name="Wan"))
+    return found
+
+
+def _alike(nproc: int, every: bool) -> dict[Any, Any]:
+    """What any number of ranks can do; each way to count bytes once, or all of them."""
     found: dict[Any, Any] = {}
     with Mesh(ulysses=nproc) as mesh:
         found["Wan", 1] = made("Wan", (Ulysses(),), mesh)
         found["SD3", 2, "summed"] = made("SD3", (Ulysses(),), mesh, 2, SUMMED)
         found["SD3", 2, "late"] = made("SD3", (Ulysses(),), mesh, 2, LATE)
         found["SD3", 2, "late summed"] = made("SD3", (Ulysses(),), mesh, 2, LATE_SUMMED)
-        caches = (StepCache(threshold=1e-12, warmup_steps=2), CACHES["SD3"], SUMMED, MASKED, LATE, LATE_SUMMED)
-        found["counted"] = [counted(mesh, Ulysses(), cache) for cache in caches]
+        caches = (StepCache(threshold=1e-12, warmup_steps=2), SUMMED, LATE, CACHES["SD3"], MASKED, LATE_SUMMED)
+        found["counted"] = [counted(mesh, Ulysses(), cache) for cache in caches[: None if every else 3]]
     with Mesh(ring=nproc) as mesh:
         found["Flux", 1] = made("Flux", (Ring(),), mesh)
     with Mesh(patch=nproc) as mesh:
-        displaced = (DisplacedPatch(), PartialPatch(portion=0.5))
-        found["counted"] += [counted(mesh, each, cache) for each in displaced for cache in (MASKED, CACHES["SD3"])]
-    with Mesh(cfg=2, ulysses=nproc // 2) as mesh:
-        found["Wan", 1, "cfg"] = made("Wan", (CfgParallel(), Ulysses()), mesh)
-        found["SD3", 2] = made("SD3", (CfgParallel(), Ulysses()), mesh, batch=2)
-        found["counted"].append(counted(mesh, CfgParallel(), Ulysses(), CACHES["Wan"], name="Wan"))
+        beside = [(DisplacedPatch(), MASKED), (PartialPatch(portion=0.5), CACHES["SD3"])]
+        beside += [(DisplacedPatch(), CACHES["SD3"]), (PartialPatch(portion=0.5), MASKED)] if every else []
+        found["counted"] += [counted(mesh, *each) for each in beside]
     with Mesh(data=nproc) as mesh:
         found["PixArt", 4] = made("PixArt", (DataParallel(),), mesh, batch=4)
     return found

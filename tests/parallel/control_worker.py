@@ -25,7 +25,7 @@ from partsong import CfgParallel, DisplacedPatch, PartialPatch, Ring, SyncPatch,
 from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
-from tests.parallel.ranks import gathered
+from tests.parallel.ranks import gathered, on_first
 from tests.pipelines.case import Case, distance, noise, randomized
 from tests.pipelines.cases import CASES, flux, sd3, stable_diffusion
 from tests.pipelines.parts import picture
@@ -211,7 +211,7 @@ def run(nproc: int, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], list[
         for name in dict.fromkeys(name for name, _ in pairs):
             case = replace(ALL[name], samples=min(ALL[name].samples, 2))
             pipe = case.make()
-            alone = watched(case, pipe)
+            alone = on_first(lambda case=case, pipe=pipe: watched(case, pipe))
             for strategy in (strategy for other, strategy in pairs if other == name):
                 results[name, strategy] = gathered(_outcome(case, pipe, alone, STRATEGIES[strategy], nproc))
     return results

@@ -150,7 +150,8 @@ def slots(mesh: Mesh) -> dict[str, int]:
     """Exchanges made for a video of six blocks: the slots the queue took, but for the last."""
     exchanged, counts = stage_slots.exchange, {}
     for name, guided in (("guided", True), ("plain", False)):
-        with parallelize(pipeline(), DualParallel(block_frames=3, context=2), mesh=mesh) as plan:
+        short = pipeline(layers=max(2, mesh.world_size))
+        with parallelize(short, DualParallel(block_frames=3, context=2), mesh=mesh) as plan:
             count = itertools.count()
             with mock.patch.object(stage_slots, "exchange", lambda *a, n=count, **k: (next(n), exchanged(*a, **k))[1]):
                 for _ in stream(plan, **call(69, guided)):

@@ -25,11 +25,12 @@ from partsong import (
     Usp,
 )
 from partsong.ledger import Ledger
-from partsong.parallel import ADAPTERS, Adapter, Mesh, Strategy, mesh_for, parallelize
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.ranks.collectives import agree
 from partsong.samplers import registry
-from tests.parallel.families import FAMILIES, NEWER
+from tests.covering import taking_turns
+from tests.parallel.families import FAMILIES, adapter_of
 from tests.parallel.ranks import error
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -77,7 +78,7 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
 
 def families(chosen: tuple[Strategy, ...]) -> list[str]:
     """The families that none of the strategies refuses."""
-    return [name for name in FAMILIES if not any(strategy.refuses(_row(name)) for strategy in chosen)]
+    return [name for name in FAMILIES if not any(strategy.refuses(adapter_of(name)) for strategy in chosen)]
 
 
 def product(nproc: int) -> list[Case]:
@@ -93,22 +94,39 @@ def product(nproc: int) -> list[Case]:
 
 #: Single strategies that do on four ranks what they cannot on three.
 FOUR = ("Usp", "TokenRing", "DynamicSequence")
+#: Strategies that ask the same of a model: to cut its batch, its tokens, its layers or its list of blocks.
+KINDS = (
+    ("CfgParallel", "DataParallel"),
+    ("Ulysses", "Ring", "Usp", "TokenRing", "SyncPatch", "DisplacedPatch", "PartialPatch"),
+    ("TensorParallel", "ShardedWeights", "LaggedLayers"),
+)
+#: One family for each way in which tokens meet: in one stream, under masks, beside a text, after it, and in frames.
+FIRST = ("DiT", "PixArt masked", "SD3", "Flux", "Wan")
 
 
 def usual(nproc: int) -> list[Case]:
     """What the default run chooses from.
 
-    On four ranks, more than there are cores, single strategies run only where they differ there from three. Those that
-    are composed of two, or have waves, take turns with the models: each meets every fourth. Newer families run single
-    strategies in float64 on two ranks.
+    The first families meet every strategy in every type and size. The others meet one strategy of each kind on two
+    ranks, in float64 and in one size, and those whose texts differ in length all that cut the batch. On more ranks
+    strategies that are composed, or have waves, take turns with the first families, and on four, more than there are
+    cores, single ones run only where they differ there from three.
     """
     labels, places = list(strategies(nproc)), {name: place for place, name in enumerate(FAMILIES)}
+    own = {label for label in labels if " x " not in label}.difference(*KINDS)  # made for one family
+    turns = taking_turns(FAMILIES, KINDS)
+    turns |= {(label, name) for label in KINDS[0] for name, family in FAMILIES.items() if family.ragged}
     return [
         case
         for case in product(nproc)
-        if " x " not in case[1] or (places[case[2]] + labels.index(case[1])) % 4 == 0
+        if case[2] in FIRST
+        or (
+            nproc == 2
+            and case[3:] == ("float64", SIDES[places[case[2]] % 2])
+            and (case[1:3] in turns or case[1] in own)
+        )
+        if " x " not in case[1] or (places[case[2]] + labels.index(case[1])) % 3 == 0
         if nproc < 4 or " x " in case[1] or case[1] in FOUR
-        if case[2] not in NEWER or (nproc == 2 and " x " not in case[1] and case[3] == "float64")
     ]
 
 
@@ -116,12 +134,7 @@ def compared() -> set[tuple[str, str]]:
     """Strategies in kebab case and model classes that are compared here, one strategy at a time."""
     names = {kind: name for name, kind in registry.strategies().items()}
     single = [chosen for chosen in strategies(2).values() if len(chosen) == 1]
-    return {(names[type(chosen[0])], _row(name).model) for chosen in single for name in families(chosen)}
-
-
-@functools.cache
-def _row(name: str) -> Adapter:
-    return ADAPTERS[type(FAMILIES[name].build(SIDES[0])).__name__]
+    return {(names[type(chosen[0])], adapter_of(name).model) for chosen in single for name in families(chosen)}
 
 
 @functools.cache

@@ -92,15 +92,16 @@ def _made(strategies: tuple[Strategy, ...], nproc: int) -> Made:
         return Made(*map(list, zip(*rows, strict=True)))
 
 
-def run(nproc: int) -> dict[str, Made]:
-    """Everything on some ranks."""
+def run(nproc: int, every: bool = True) -> dict[str, Made]:
+    """Everything on some ranks; or, on more ranks than there are cores, what has other experts there."""
     logging.set_verbosity_error()
     plans: dict[str, tuple[Strategy, ...]] = {
         "as it is": (ExpertParallel(),),
         "top 1": (ExpertParallel(top_k=1),),
         "all, warm": (ExpertParallel(top_k=EXPERTS, temperature=2.0),),
     }
-    results = {name: _made(strategies, nproc) for name, strategies in plans.items()}
+    few = nproc > 2 and not every
+    results = {name: _made(strategies, nproc) for name, strategies in plans.items() if name == "top 1" or not few}
     if nproc in (1, 4):
         both = (ExpertParallel(degree=max(1, nproc // 2), top_k=1), CfgParallel(degree=min(2, nproc)))
         results["beside guidance"] = _made(both, nproc)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from diffusers import (
 from torch import nn
 
 from partsong import ExpertMixture
+from partsong.parallel.adapters import Adapter, adapter_for
 from tests.parallel import image_families as more
 from tests.parallel import video_families as video
 from tests.parallel import video_families_2026 as newer
@@ -251,5 +253,8 @@ FAMILIES = {
     )
 }
 
-#: Families that share their way of cutting with an older one; by default they run single strategies in float64.
-NEWER = frozenset(list(FAMILIES)[list(FAMILIES).index("Latte") + 1 :])
+
+@functools.cache
+def adapter_of(name: str) -> Adapter:
+    """The row of a family's model."""
+    return adapter_for(FAMILIES[name].build(8))

@@ -27,14 +27,14 @@ MIXES = (
 PROMPTS = ["a red circle left of a blue square", "a large yellow triangle above a small green circle"]
 
 
-def run() -> dict[str, Any]:
+def run(mixes: tuple[str, ...]) -> dict[str, Any]:
     """Compares pictures of four steps with those of one process, in float64."""
     pipe = zoo.load("shapes-few", dtype=torch.float64)
     pipe.set_progress_bar_config(disable=True)
     asked = {"output_type": "pt", **zoo.MODELS["shapes-few"].defaults}
     want = pipe(prompt=PROMPTS, generator=generators(0, 2), **asked).images
     results: dict[str, Any] = {}
-    for mix in MIXES:
+    for mix in mixes:
         strategies = [parse_strategy(part) for part in mix.split()]
         with Mesh(**mesh_for(strategies, 2)) as mesh, parallelize(pipe, *strategies, mesh=mesh) as plan:
             got = generate(plan, prompt=PROMPTS, generator=generators(0, 2), **asked).images

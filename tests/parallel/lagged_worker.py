@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -71,8 +71,8 @@ def _made(name: str, strategies: tuple[Strategy, ...], mesh: Mesh) -> Made:
     return Made(*map(list, zip(*rows, strict=True)))
 
 
-def run(nproc: int) -> dict[tuple[str, str], Made]:
-    """Every pipeline with all knobs, in two runs of blocks, and in three where there are enough."""
+def run(nproc: int, some: Collection[tuple[str, str]] | None) -> dict[tuple[str, str], Made]:
+    """Every pipeline with all knobs or some cases, in two runs of blocks, and in three where there are enough."""
     logging.set_verbosity_error()
     results = {}
     with Mesh(**mesh_for((LaggedLayers(),), nproc)) as mesh:
@@ -80,6 +80,8 @@ def run(nproc: int) -> dict[tuple[str, str], Made]:
             components = min(blocks, max(2, nproc))
             if nproc <= components:
                 for label, knobs in KNOBS.items():
+                    if some is not None and (name, label) not in some:
+                        continue
                     results[name, label] = _made(name, (LaggedLayers(components=components, **knobs),), mesh)
         if nproc < 3:
             results["SD3", "three"] = _made("SD3", (LaggedLayers(components=3, warmup_steps=2),), mesh)

@@ -32,8 +32,8 @@ def _strategies(mix: str) -> list[Strategy]:
     return [parse_strategy(part) for part in mix.split()]
 
 
-def mixes(nproc: int) -> dict[str, list[dict[str, Any]]]:
-    """The trained model under every mix, on each rank."""
+def mixes(nproc: int, names: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
+    """The trained model under some mixes, on each rank."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     whole = zoo.load("shapes")
@@ -41,7 +41,7 @@ def mixes(nproc: int) -> dict[str, list[dict[str, Any]]]:
     want = whole(**CALL, generator=generators(0, 1)).images
     total = sum(weight.numel() for weight in whole.transformer.parameters())
     results = {}
-    for mix in MIXES:
+    for mix in names:
         strategies = _strategies(mix)
         with Mesh(**mesh_for(strategies, nproc)) as mesh:
             with load_pipeline("shapes", *strategies, mesh=mesh) as plan, Ledger(flops=False) as ledger:

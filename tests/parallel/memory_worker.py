@@ -22,7 +22,7 @@ def flux() -> tuple[Any, dict[str, Any]]:
     """A small model, and a call whose tensors take as much memory as its weights."""
     from diffusers import FluxTransformer2DModel
 
-    tokens, text, width = 1024, 32, 128
+    tokens, text, width = 512, 32, 128
     torch.manual_seed(0)
     model: Any = FluxTransformer2DModel(
         in_channels=16,
@@ -47,7 +47,7 @@ def flux() -> tuple[Any, dict[str, Any]]:
 
 def unet() -> tuple[Any, dict[str, Any]]:
     """A small UNet."""
-    return UNETS["SD"].model(torch.float32), UNETS["SD"].calls((64, 64), torch.float32, (900.0,))[0]
+    return UNETS["SD"].model(torch.float32), UNETS["SD"].calls((48, 48), torch.float32, (900.0,))[0]
 
 
 MODELS = {"Flux": flux, "UNet": unet}

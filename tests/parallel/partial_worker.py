@@ -21,7 +21,7 @@ from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.shards import split_sizes
 from tests.parallel.displaced_worker import STREAMS, TIMES, Simulated, calls_of, simulate
 from tests.parallel.families import FAMILIES
-from tests.parallel.ranks import error, gathered
+from tests.parallel.ranks import error, gathered, on_first
 from tests.parallel.rotating_twin import Rotating
 
 SIDE = 6
@@ -107,12 +107,21 @@ def _case(case: Case, nproc: int) -> list[dict[str, Any]]:
         got, ledger = _generation(plan, model, calls, case.branches)
         predicted, portions = plan.explain().bytes_total(), _portions(plan, layers)
         plan.undo()
-        rotating = Rotating(parts, case.strategy, STREAMS[family], portions, merged)
-        want = simulate(model, calls, case.branches, rotating)
-        whole = simulate(model, calls, case.branches, Simulated(*knobs))
+
+        def twins() -> tuple[list[Tensor], list[Tensor], list[list[int]]]:
+            rotating = Rotating(parts, case.strategy, STREAMS[family], portions, merged)
+            want = simulate(model, calls, case.branches, rotating)
+            whole = simulate(model, calls, case.branches, Simulated(*knobs))
+            return (
+                want,
+                whole,
+                [[rotating.rows_sent(step, part) for step in range(len(TIMES))] for part in range(parts)],
+            )
+
+        want, whole, rows = on_first(twins)
         mine = {
             "portions": portions,
-            "rows_by_step": [rotating.rows_sent(step, mesh.axis("patch").index) for step in range(len(TIMES))],
+            "rows_by_step": rows[mesh.axis("patch").index],
             "errors": [error(g, w) for g, w in zip(got, want, strict=True)],
             "from_displaced": [error(g, w) for g, w in zip(got, whole, strict=True)],
             "counted": int(ledger.summary()["bytes_sent"]),
@@ -125,7 +134,8 @@ def _case(case: Case, nproc: int) -> list[dict[str, Any]]:
 def _covers_everything(nproc: int) -> list[bool]:
     """Whether every output is that of DisplacedPatch, bit for bit."""
     same = []
-    for family, order in itertools.product(("DiT", "SD3"), (0, 1)):
+    some = (("DiT", 0), ("SD3", 1), ("DiT", 1), ("SD3", 0))
+    for family, order in some if nproc == 2 else some[:2]:
         calls, outputs = calls_of(family, SIDE, 1), []
         strategies = (PartialPatch(portion=nproc - 1, order=order), DisplacedPatch(order=order))
         for strategy in strategies:

@@ -127,12 +127,12 @@ def case_of(name: str) -> Case:
     return replace(case, samples=1, call=lambda samples: {**case.call(samples), **longer})
 
 
-def pipelines() -> dict[str, list[Any]]:
+def pipelines(names: tuple[str, ...]) -> dict[str, list[Any]]:
     """Tiny pipelines in patches: the distance from the serial result, all warm-up and not, and bytes."""
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     with Mesh(pipe=2, timeout=20.0) as mesh:
-        return {name: gathered(_pipeline(mesh, case_of(name))) for name in PIPELINES}
+        return {name: gathered(_pipeline(mesh, case_of(name))) for name in names}
 
 
 def _pipeline(mesh: Mesh, case: Case) -> tuple[float, float, int, int]:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+Twin = TypeVar("Twin")
+
+
+def on_first(compute: Callable[[], Twin]) -> Twin:
+    """What the first rank computes, on every rank: a serial twin on each would cost as much as all that is compared."""
+    found: list[Any] = [compute() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found)
+    return found[0]
 
 
 def gathered(value: Any) -> list[Any]:

@@ -86,14 +86,14 @@ def outcome(name: str, strategies: tuple[Strategy, ...], mesh: Mesh) -> dict[str
 
 
 def mixes(
-    nproc: int, tried: Mapping[str, tuple[Strategy, ...]] = MIXES, models: Sequence[str] = MODELS
+    nproc: int, tried: Mapping[str, tuple[Strategy, ...]], cases: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Every mix of every model, on each rank."""
+    """Models with a mix each, on each rank."""
     results = {}
     for mix, strategies in tried.items():
         with Mesh(**mesh_for(strategies, nproc)) as mesh:
             mesh.axis(*mesh.degrees)
-            for name in models:
+            for name in (name for name, other in cases if other == mix):
                 results[name, mix] = gathered(outcome(name, strategies, mesh))
     return results
 

@@ -7,6 +7,7 @@ import functools
 import pytest
 
 from partsong.parallel.ranks.launch import launch
+from tests import covering
 from tests.parallel import control_worker as worker
 from tests.parallel.control_worker import Outcome
 
@@ -25,13 +26,25 @@ KINDS = (
 #: What is old on a rank belongs to a net and to its call in a step.
 STALE = ("Flux, one net twice", "SD, two nets", "SD, shorter text", "SD3, no text")
 SHARED = ("Flux, two nets", "SD, two nets")
-TRIED = [
+EVERY = [
     *((2, name, "Ulysses") for name in KINDS),
     *((2, name, "DisplacedPatch") for name in ("Flux, one net twice", "SD, shorter text")),
     *((2, name, strategy) for name in STALE for strategy in worker.APPROXIMATE),
     *((3, name, "Ring") for name in KINDS[::2]),
     *((4, name, "CfgParallel x Ulysses") for name in SHARED),
 ]
+#: By default one net of each form on two ranks; more ranks have rows and tokens in uneven parts, and branches apart.
+USUAL = {
+    *((2, name, "Ulysses") for name in ("FluxControlNetPipeline", "HunyuanDiTControlNetPipeline")),
+    *((2, name, "Ulysses") for name in ("SanaControlNetPipeline", "StableDiffusionXLControlNetUnionPipeline")),
+    *((2, name, "Ulysses") for name in ("AnimateDiffSparseControlNetPipeline", "Flux, only double blocks")),
+    *((2, name, "Ulysses") for name in ("SD3, two nets", "SD, two nets")),
+    (2, "Flux, one net twice", "DisplacedPatch"),
+    *((2, name, worker.APPROXIMATE[place % 3]) for place, name in enumerate(STALE)),
+    *((3, name, "Ring") for name in ("FluxControlNetPipeline", "StableDiffusionControlNetPipeline")),
+    (4, "Flux, two nets", "CfgParallel x Ulysses"),
+}
+TRIED = [case for case in EVERY if covering.FULL or case in USUAL]
 
 
 @functools.cache  # one launch per number of ranks

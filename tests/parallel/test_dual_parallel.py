@@ -25,11 +25,11 @@ def alone() -> dict[str, Any]:
     return dual_worker.ranks(1)
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
+@pytest.fixture(scope="module", params=[2, 3, pytest.param(4, marks=pytest.mark.full)])
 def several(request: pytest.FixtureRequest) -> dict[str, Any]:
-    # Four ranks outnumber the cores: by default they make one video of even blocks, and one of uneven ones.
-    some = ("even", "recomputed") if request.param == 4 and not covering.FULL else dual_worker.NAMES
-    return launch(dual_worker.ranks, request.param, request.param, some)
+    # More ranks than cores by default make one video.
+    some = {2: ("even", "uneven", "rarely", "recomputed"), 3: ("both",)}[request.param] if not covering.FULL else None
+    return launch(dual_worker.ranks, request.param, request.param, some or dual_worker.NAMES)
 
 
 def test_blocks_are_their_definition() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from partsong.errors import ArgumentError
 from partsong.ledger import Ledger
 from partsong.parallel import ADAPTERS
 from partsong.parallel.ranks.launch import launch
+from tests import covering
 from tests.parallel import lagged_worker
 from tests.parallel.families import FAMILIES
 from tests.parallel.lagged_worker import BLOCKS, KNOBS
@@ -20,14 +22,31 @@ from tests.parallel.ranks import error
 from tests.pipelines.case import distance
 from tests.pipelines.cases import CASES
 
+#: What several ranks make by default: knobs take turns with models.
+USUAL = {
+    2: {("SD3", label) for label in KNOBS} | {("SD3", "three"), ("Wan", "window"), ("Wan", "held"), ("Flux", "stride")},
+    3: {("SD3", "held"), ("SD3", "extrapolated"), ("SD3", "stride")},
+    4: {("Wan", "guidance")},
+}
+#: What one rank makes besides: other tests read it.
+ALONE = {("Wan", "extrapolated"), *itertools.product(BLOCKS, ("held", "all steps are warm-up"))}
+
 
 @functools.cache
 def results(nproc: int) -> dict[Any, Any]:
-    return lagged_worker.run(1) if nproc == 1 else launch(lagged_worker.run, nproc, nproc)
+    some = None if covering.FULL else USUAL.get(nproc, USUAL[2] | ALONE)
+    return lagged_worker.run(1, some) if nproc == 1 else launch(lagged_worker.run, nproc, nproc, some)
 
 
-@pytest.mark.parametrize("components", [2, 3])
-@pytest.mark.parametrize("label", list(KNOBS))
+#: By default the numbers of runs take turns with the knobs.
+DEFINED = [
+    pytest.param(label, components, marks=[] if (place + components) % 2 else [pytest.mark.full])
+    for place, label in enumerate(KNOBS)
+    for components in (2, 3)
+]
+
+
+@pytest.mark.parametrize(("label", "components"), DEFINED)
 def test_one_rank_is_the_definition(label: str, components: int) -> None:
     knobs = LaggedLayers(components=components, **KNOBS[label])
     pipe = lagged_worker.pipeline("SD3")
@@ -38,21 +57,18 @@ def test_one_rank_is_the_definition(label: str, components: int) -> None:
 
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_any_ranks_give_the_same_bits(nproc: int) -> None:
-    alone = results(1) if nproc == 2 else _three()
     for case, made in results(nproc).items():
+        alone = results(1) if nproc == 2 else _three(case[1])
         assert all(torch.equal(output, alone[case].outputs[0]) for output in made.outputs), case
         assert made.sent == made.predicted, case
 
 
 @functools.cache
-def _three() -> dict[Any, Any]:
+def _three(label: str) -> dict[Any, Any]:
     """What one rank makes in three runs."""
-    made = {}
-    for label, knobs in KNOBS.items():
-        pipe = lagged_worker.pipeline("SD3")
-        with parallelize(pipe, LaggedLayers(components=3, **knobs)):
-            made["SD3", label] = lagged_worker.Made([lagged_worker.call("SD3", pipe)], [], [])
-    return made
+    pipe = lagged_worker.pipeline("SD3")
+    with parallelize(pipe, LaggedLayers(components=3, **KNOBS[label])):
+        return {("SD3", label): lagged_worker.Made([lagged_worker.call("SD3", pipe)], [], [])}
 
 
 def test_guidance_is_shared_out_beside_it() -> None:
@@ -88,7 +104,13 @@ def test_a_window_to_the_end_is_none() -> None:
     assert torch.equal(*outputs)
 
 
-@pytest.mark.parametrize("name", lagged_worker.OTHERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if place % 2 == 0 else [pytest.mark.full])
+        for place, name in enumerate(lagged_worker.OTHERS)
+    ],
+)
 def test_other_pipelines_lag_after_the_warm_up(name: str) -> None:
     case = CASES[name]
     pipe = case.make()

@@ -100,7 +100,7 @@ def test_refuses_what_cannot_be_sent() -> None:
 
 
 FAULTS = [
-    ("SIGKILL", 2, 0, "SIGKILL"),
+    pytest.param("SIGKILL", 2, 0, "SIGKILL", marks=pytest.mark.full),
     ("SIGKILL", 3, 2, "SIGKILL"),
     ("SIGSTOP", 2, 1, "silent|dead"),
     ("exit", 2, 1, "exited with code 7"),
@@ -109,7 +109,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("how", "nproc", "victim", "text"), FAULTS, ids=[f"{f[0]}-{f[1]}" for f in FAULTS])
+@pytest.mark.parametrize(("how", "nproc", "victim", "text"), FAULTS)
 def test_a_rank_that_fails_in_mid_run_ends_the_run(
     how: str, nproc: int, victim: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +130,10 @@ def test_a_rank_that_said_goodbye_is_not_waited_for() -> None:
     assert time.monotonic() - start < NEVER_LONGER
 
 
-@pytest.mark.parametrize("leaves", [False, True], ids=["at once", "after the other has left"])
+@pytest.mark.parametrize(
+    "leaves",
+    [pytest.param(False, marks=pytest.mark.full, id="at once"), pytest.param(True, id="after the other has left")],
+)
 def test_ranks_that_ask_for_different_things_name_both(leaves: bool, tmp_path: Path) -> None:
     launch(fault_worker.disagree_everywhere, 2, str(tmp_path), leaves)
     first, second = (tmp_path / "0").read_text(), (tmp_path / "1").read_text()
@@ -142,7 +145,7 @@ def test_ranks_that_ask_for_different_things_name_both(leaves: bool, tmp_path: P
 
 WAITING = """
 from partsong.parallel import launch
-from tests.parallel.fault_worker import wait_for_ever
+from tests.parallel.waiting import wait_for_ever
 if __name__ == "__main__":
     launch(wait_for_ever, 2)
 """

@@ -15,11 +15,16 @@ from tests import covering
 from tests.parallel import patch_pipeline_worker as worker
 
 RANKS = (2, 3, 4)
-#: Four ranks outnumber the cores: by default they draw with one model, and with as many patches as there are stages.
-FOUR = ("exact SD3", "stale SD3", "still SD3", "defined 4 1")
-CASES = {
-    nproc: [label for label in worker.cases(nproc) if covering.FULL or nproc < 4 or label in FOUR] for nproc in RANKS
+#: By default the models take turns with what is asked of them, and more ranks draw with one model each.
+USUAL = {
+    2: (
+        *("exact DiT", "exact PixArt", "exact SD3", "exact Flux", "exact PixArt, many patches"),
+        *("stale DiT", "stale Flux", "still SD3", "still Flux", "defined 2 1", "defined 5 2", "defined 9 1"),
+    ),
+    3: ("exact Flux", "stale SD3", "defined 5 2"),
+    4: ("exact SD3",),
 }
+CASES = {nproc: [label for label in worker.cases(nproc) if covering.FULL or label in USUAL[nproc]] for nproc in RANKS}
 
 
 @functools.cache  # one launch per number of ranks, each within a test's time limit

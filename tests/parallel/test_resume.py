@@ -19,7 +19,13 @@ from tests.parallel import dual_worker, resume_worker
 
 
 @pytest.mark.parametrize(
-    ("name", "before", "after"), [("dual", 2, 1), ("rarely", 1, 3), ("timestep", 2, 2), ("timestep", 3, 1)]
+    ("name", "before", "after"),
+    [
+        ("dual", 2, 1),
+        pytest.param("rarely", 1, 3, marks=pytest.mark.full),
+        pytest.param("timestep", 2, 2, marks=pytest.mark.full),
+        ("timestep", 3, 1),
+    ],
 )
 def test_a_killed_run_goes_on(name: str, before: int, after: int, tmp_path: Path) -> None:
     whole, calls = launch(resume_worker.video, before, name, None)

@@ -35,7 +35,11 @@ PRODUCT: list[Case] = [
 def is_usual(case: Case) -> bool:
     """Whether the default run takes a case."""
     nproc, strategy, model = case
-    return nproc < 4 and (model in USUAL or (strategy, model) == ("DynamicSequence", "Latte"))
+    if (strategy, model) == ("DynamicSequence", "Latte"):
+        return nproc == 2
+    if nproc == 3:
+        return strategy in ("Ulysses", "SyncPatch") and model == "DiT"
+    return nproc == 2 and model in USUAL and model != USUAL[SINGLE.index(strategy) % len(USUAL)]
 
 
 #: Of the usual cases, few in which every two values meet; what is cut on two ranks costs least.

@@ -20,15 +20,21 @@ from partsong.parallel.cuts.block_lists import blocks_of, chain_reason
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.step_cache.blocks import CachedBlocks, Decision
 from partsong.parallel.step_cache.tables import CacheCalibration, write_calibrations
-from tests.parallel.families import FAMILIES
+from tests.parallel.families import FAMILIES, adapter_of
 from tests.parallel.pipelines import PIPES
 from tests.parallel.ranks import error
 
 SIDE, STEPS = 8, 4
-CHAINS = [name for name, each in FAMILIES.items() if chain_reason(adapter_for(each.model(SIDE, torch.float64))) is None]
+CHAINS = [name for name in FAMILIES if chain_reason(adapter_of(name)) is None]
 #: One of each kind; the others are tried in the full run.
 QUICK = ("DiT", "PixArt masked", "SD3", "Flux", "Wan", "Lumina2", "Z-Image", "Stable Audio")
-FAMILY = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.full]) for name in CHAINS]
+MEASURES = ("first_block", "input")
+#: By default the two measures take turns with the quick ones.
+FAMILY = [
+    pytest.param(name, measure, marks=[] if name in QUICK[turn::2] else [pytest.mark.full])
+    for name in CHAINS
+    for turn, measure in enumerate(MEASURES)
+]
 #: Change of output is change of input.
 SAME = CacheCalibration(polynomial=(1.0, 0.0))
 
@@ -37,7 +43,7 @@ def _asked(name: str, step: int) -> dict[str, Any]:
     """What a model is asked in a step: of two samples the second moves, and the noise level hardly falls."""
     family = FAMILIES[name]
     named = family.at(family.call(SIDE, 2, torch.float64), 900.0 - step)
-    sample = adapter_for(family.model(SIDE, torch.float64)).sample
+    sample = adapter_of(name).sample
     moved = [named[sample][0], named[sample][1].flip(0) * (1 + step)] if step % 2 else list(named[sample])
     return named | {sample: moved if isinstance(named[sample], list) else torch.stack(moved)}
 
@@ -78,8 +84,7 @@ def _between(name: str, knobs: dict[str, Any]) -> float:
     return math.sqrt(max(errors) * min(errors))
 
 
-@pytest.mark.parametrize("measure", ["first_block", "input"])
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize(("name", "measure"), FAMILY)
 def test_samples_of_a_batch_decide_as_they_do_alone(name: str, measure: Any) -> None:
     knobs = {"warmup_steps": 1, "forecast": "linear", "measure": measure, "calibration": SAME, "max_skips": 2}
     if _run(name, StepCache(threshold=0.0, **knobs)).together:

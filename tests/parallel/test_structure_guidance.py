@@ -24,12 +24,16 @@ from tests.parallel import structure_worker as worker
 from tests.parallel.ranks import error
 
 RANKS = (1, 2, 3)
-#: Three ranks, more than there are cores, by default do what depends on their number: who has which patch and guide.
-THREE = ("trained SD", "SD", "SD, prediction", "SD3, attention")
-LABELS = {
-    nproc: [label for label in (*worker.TRAINED_CASES, *worker.CASES) if covering.FULL or nproc < 3 or label in THREE]
-    for nproc in RANKS
+#: By default two ranks make a picture of each kind of model and guide. Three, more than there are cores, do what
+#: depends on their number: who has which patch and guide.
+USUAL = {
+    2: ("trained SD", "trained Flux", "SD", "SD, attention", "SDXL", "SD3", "PixArt", "Klein, prediction", "Qwen"),
+    3: ("trained SD", "SD, prediction"),
 }
+#: One rank makes what those of others are compared with.
+USUAL[1] = (*worker.TRAINED_CASES, *USUAL[2], *USUAL[3])
+EVERY = (*worker.TRAINED_CASES, *worker.CASES)
+LABELS = {nproc: [label for label in EVERY if covering.FULL or label in USUAL[nproc]] for nproc in RANKS}
 WIDE = [(nproc, label) for nproc in RANKS for label in LABELS[nproc] if label in worker.CASES]
 
 

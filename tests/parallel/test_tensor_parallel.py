@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -13,16 +14,24 @@ from partsong import ArgumentError, StepCache, TensorParallel, UnsupportedError,
 from partsong.parallel import mesh_for, predict
 from partsong.parallel.ranks.launch import launch
 from partsong.parallel.tensor_parallel.parts import find_parts
+from tests import covering
 from tests.parallel import tensor_worker as worker
 
 
 @functools.cache
 def mixes() -> dict[tuple[str, str], list[dict[str, Any]]]:
-    return launch(worker.mixes, 4, 4)
+    return launch(worker.mixes, 4, 4, worker.MIXES, CASES)
 
 
-@pytest.mark.parametrize("mix", worker.MIXES)
-@pytest.mark.parametrize("name", worker.MODELS)
+#: By default models take turns with what is beside it.
+USUAL = {
+    *(("Flux", "Ulysses"), ("Flux fused", "alone"), ("SD3", "alone"), ("SD3", "Ulysses"), ("SD3", "DisplacedPatch")),
+    *(("Wan", "Ring"), ("Lumina2", "CfgParallel")),
+}
+CASES = [case for case in itertools.product(worker.MODELS, worker.MIXES) if covering.FULL or case in USUAL]
+
+
+@pytest.mark.parametrize(("name", "mix"), CASES)
 def test_equals_one_rank(name: str, mix: str) -> None:
     tells_all = not worker.FAMILIES[name.removesuffix(" fused")].ragged
     worker.check_mix(mixes()[name, mix], tells_all=tells_all)
@@ -76,7 +85,7 @@ def test_refusals_name_the_layer_and_leave_nothing_behind() -> None:
     assert "hooks" not in said["heads"][0] + said["tokens"][0]
 
 
-@pytest.mark.parametrize("nproc", [2, 3, 4])
+@pytest.mark.parametrize("nproc", [2, 3, pytest.param(4, marks=pytest.mark.full)])
 def test_sums_have_the_same_bits_on_every_rank(nproc: int) -> None:
     ranks = launch(worker.sums, nproc, nproc)
     for numel, (total, counted, predicted, want) in ranks[0].items():

@@ -26,14 +26,14 @@ def alone() -> dict[str, Any]:
     return timestep_worker.ranks(1)
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
+@pytest.fixture(scope="module", params=[2, 3, pytest.param(4, marks=pytest.mark.full)])
 def several(request: pytest.FixtureRequest) -> dict[str, Any]:
-    # Four ranks outnumber the cores: by default they make one video.
-    some = ("guided",) if request.param == 4 and not covering.FULL else timestep_worker.NAMES
+    # More ranks than cores by default make one video.
+    some = ("guided",) if request.param > 2 and not covering.FULL else timestep_worker.NAMES
     return launch(timestep_worker.ranks, request.param, request.param, some)
 
 
-@pytest.mark.parametrize(("window", "sink"), [(1, 1), (2, 2), (3, 0)])
+@pytest.mark.parametrize(("window", "sink"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.full), (3, 0)])
 def test_a_window_and_a_sink_are_their_definition(window: int, sink: int) -> None:
     assert timestep_worker.definition(window, sink) <= 1e-10
 

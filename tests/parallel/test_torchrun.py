@@ -27,6 +27,7 @@ def test_works_under_torchrun() -> None:
     assert "ranks 2 right True" in done.stdout
 
 
+@pytest.mark.full  # torchrun ends the run; that a rank of ours is killed and named is in tests/parallel/test_launch.py
 def test_a_killed_rank_ends_the_run_and_is_named() -> None:
     start = time.monotonic()
     done = torchrun("1")

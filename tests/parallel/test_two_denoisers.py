@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 
 from partsong.parallel.ranks.launch import launch
+from tests import covering
 from tests.parallel import two_denoisers_worker as worker
 
 Results = dict[str, list[dict[str, Any]]]
-EXACT = (*worker.STRATEGIES, *worker.BOUNDARIES)
+#: By default one strategy that cuts tokens, and one that cuts the batch.
+NAMES = tuple(worker.STRATEGIES)[:: 1 if covering.FULL else 2]
+EXACT = (*NAMES, *worker.BOUNDARIES)
 
 
 @pytest.fixture(scope="module")
 def results() -> Results:
-    return launch(worker.run, 2)
+    return launch(worker.run, 2, NAMES)
 
 
 def test_the_boundary_cases_are_what_they_are_called(results: Results) -> None:

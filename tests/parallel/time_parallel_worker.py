@@ -28,7 +28,7 @@ from partsong import CfgParallel, DataParallel, DraftedSteps, Ring, TimeParallel
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.samplers import generate
-from tests.parallel.ranks import gathered
+from tests.parallel.ranks import gathered, on_first
 from tests.pipelines.case import Case, distance
 from tests.pipelines.cases import CASES
 
@@ -105,20 +105,19 @@ STRATEGIES: dict[str, Strategy] = {
 ON_RANKS = ("DDIM with noise", "SDE-DPM-Solver++", "UniPC")
 
 
-def ranks(nproc: int) -> dict[tuple[str, str], list[Account]]:
-    """Every strategy on two schedulers."""
+def ranks(nproc: int, cases: list[tuple[str, str]]) -> dict[tuple[str, str], list[Account]]:
+    """Some schedulers, each with some strategy."""
     logging.set_verbosity_error()
     results = {}
     with Mesh(time=nproc) as mesh:
-        for name in ON_RANKS:
+        for name, label in dict.fromkeys(cases):
             case, pipe, more = scheduled(name)
-            for label, strategy in STRATEGIES.items():
-                with Ledger(flops=False) as ledger:
-                    tensors, told = solved(case, pipe, strategy, mesh=mesh, **more, output_type="latent")
-                digest = tuple(sha256(x.contiguous().numpy().tobytes()).hexdigest() for x in tensors)
-                sent = int(ledger.summary()["bytes_sent"])
-                account = Account(digest, sent, told.bytes_total()[mesh.rank], told.kept[0])
-                results[name, label] = [account] if nproc == 1 else gathered(account)
+            with Ledger(flops=False) as ledger:
+                tensors, told = solved(case, pipe, STRATEGIES[label], mesh=mesh, **more, output_type="latent")
+            digest = tuple(sha256(x.contiguous().numpy().tobytes()).hexdigest() for x in tensors)
+            sent = int(ledger.summary()["bytes_sent"])
+            account = Account(digest, sent, told.bytes_total()[mesh.rank], told.kept[0])
+            results[name, label] = [account] if nproc == 1 else gathered(account)
             assert not any("forward" in vars(module) for module in pipe.unet.modules())
     return results
 
@@ -134,18 +133,17 @@ MIXES: dict[str, tuple[Strategy, ...]] = {
 MIXED = ("StableDiffusionPipeline", "WanPipeline", "SanaPipeline")
 
 
-def mixes() -> dict[tuple[str, str], list[tuple[float, int, int]]]:
-    """Every mix on some pipelines: the distance from the serial result, the bytes sent and those predicted."""
+def mixes(cases: list[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[float, int, int]]]:
+    """Pipelines with a mix each: the distance from the serial result, the bytes sent and those predicted."""
     logging.set_verbosity_error()
     results = {}
     with Mesh(data=4):  # keeps the ranks connected from one mesh to the next
-        for name in MIXED:
-            case = CASES[name]
+        for name, label in cases:
+            case, strategies = CASES[name], MIXES[label]
             pipe = case.make()
-            alone = case.run(pipe)
-            for label, strategies in MIXES.items():
-                with Mesh(**mesh_for(strategies, 4)) as mesh, Ledger(flops=False) as ledger:
-                    tensors, told = solved(case, pipe, *strategies, mesh=mesh)
-                    sent, predicted = int(ledger.summary()["bytes_sent"]), told.bytes_total()[mesh.rank]
-                results[name, label] = gathered((distance(tensors, alone), sent, predicted))
+            alone = on_first(lambda case=case, pipe=pipe: case.run(pipe))
+            with Mesh(**mesh_for(strategies, 4)) as mesh, Ledger(flops=False) as ledger:
+                tensors, told = solved(case, pipe, *strategies, mesh=mesh)
+                sent, predicted = int(ledger.summary()["bytes_sent"]), told.bytes_total()[mesh.rank]
+            results[name, label] = gathered((distance(tensors, alone), sent, predicted))
     return results

@@ -8,7 +8,7 @@ from: the model of all frames counts from the first one of the block that is com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -351,13 +351,13 @@ class Told(Still):
 def decoded(name: str) -> tuple[float, list[int]]:
     """Frames streamed against the whole decoded at once, and how many came at a time."""
     turning = TURNING[name]
-    pipe = turning.make(1, Moving())
+    pipe, small = turning.make(1, Moving()), {"height": turning.size[0] // 2 // 16 * 16, "width": 32}
     with parallelize(pipe, DualParallel(block_frames=2, context=1)) as plan:
-        latents = generate(plan, **turning.call(7)).frames
-        parts = [part.frames for part in stream(plan, **turning.call(7, output_type="pt"))]
+        latents = generate(plan, **turning.call(7, **small)).frames
+        parts = [part.frames for part in stream(plan, **turning.call(7, **small, output_type="pt"))]
     pipe.scheduler = Told()
     pipe.scheduler.latents = latents
-    serial = pipe(**turning.call(7, output_type="pt")).frames
+    serial = pipe(**turning.call(7, **small, output_type="pt")).frames
     return error(torch.cat(parts, dim=1), serial), [part.shape[1] for part in parts]
 
 
@@ -374,11 +374,11 @@ def resumed(name: str, folder: Any) -> bool:
     return all(map(torch.equal, whole, again)) and len(whole) == len(again)
 
 
-def ranks(nproc: int) -> dict[str, tuple[float, tuple[Tensor, list[bool]]]]:
+def ranks(nproc: int, names: Iterable[str] = TURNING) -> dict[str, tuple[float, tuple[Tensor, list[bool]]]]:
     """A video of one block against the pipeline, and one of several, on some ranks."""
     found = {}
     with Mesh(pipe=nproc) as mesh:
-        for name in TURNING:
+        for name in names:
             latents, told = video(name, mesh)
             found[name] = one_block(name, mesh), (latents, gathered(told) if nproc > 1 else [told])
     return found

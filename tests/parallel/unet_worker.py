@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from partsong.parallel.exchange.displaced_borders import DisplacedBorders
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.ranks.collectives import agree, gather_tokens
-from tests.parallel.equivalence_worker import FOUR, strategies
+from tests.covering import taking_turns
+from tests.parallel.equivalence_worker import strategies
 from tests.parallel.ranks import error, gathered
 from tests.parallel.unets import UNET_PIPES, UNETS
 
@@ -62,13 +64,31 @@ def product(nproc: int) -> list[Case]:
     ]
 
 
+#: Strategies that ask the same of a UNet: to cut its batch, its rows with all that is between them, or its weights.
+KINDS = (
+    ("CfgParallel", "DataParallel"),
+    ("SyncPatch", "Ulysses", "DisplacedPatch", "Ring", "PartialPatch", "Usp", "TokenRing"),
+    ("ShardedWeights", "TensorParallel"),
+)
+
+
 def usual(nproc: int) -> list[Case]:
-    """What the default run chooses from: on four ranks, what differs there from three, in one type and size."""
+    """What the default run chooses from.
+
+    The plain UNet meets every strategy, and others one of each kind on two ranks, in one type and size. On three ranks
+    rows are uneven in another way; on four some compositions are tried, and what is not the same there as on three.
+    """
+    more = {
+        3: ("SyncPatch", "DisplacedPatch", "Usp", "Ulysses x 3 waves", "Ulysses x ShardedWeights"),
+        4: ("CfgParallel x Ulysses", "DisplacedPatch x Ulysses", "Usp"),
+    }
+    turns = taking_turns(UNETS, KINDS) | {("SyncPatch", name) for name in UNETS}
     return [
         case
         for case in product(nproc)
-        if case[3] == "float64" or " x " not in case[1]
-        if nproc < 4 or ((" x " in case[1] or case[1] in FOUR) and case[3:] == ("float64", "odd"))
+        if (case[2] == "SD" or (nproc == 2 and case[1:3] in turns and case[3:] == ("float64", "odd")))
+        if nproc < 3 or (case[1] in more[nproc] and case[3:] == ("float64", "odd"))
+        if nproc > 1 or case[1] in ("CfgParallel", "SyncPatch")
     ]
 
 
@@ -133,19 +153,18 @@ def convergence(nproc: int) -> dict[tuple[int, float], float]:
 OLD: dict[str, Strategy] = {"DisplacedPatch": DisplacedPatch(warmup_steps=2), "PartialPatch": PartialPatch(portion=2.0)}
 
 
-def unchanged(nproc: int) -> dict[tuple[str, str], tuple[float, bool]]:
+def unchanged(nproc: int, cases: list[tuple[str, str]]) -> dict[tuple[str, str], tuple[float, bool]]:
     """The error of the last of three equal calls, where old is as good as new, and whether bytes are as told."""
     results = {}
-    for name in MODELS:
+    for name, label in cases:
         model, calls = UNETS[name].model(torch.float64), UNETS[name].calls((20, 12), torch.float64, (9.0,)) * 3
         with torch.no_grad():
             want = model(**calls[0]).sample
-            for label, strategy in OLD.items():
-                with parallelize(model, strategy) as plan, Ledger(flops=False) as ledger:
-                    got = [model(**call).sample for call in calls][-1]
-                    told = plan.explain().bytes_total()[plan.mesh.rank] == ledger.summary()["bytes_sent"]
-                    rows = gathered((error(got, want), told))
-                results[name, label] = max(row[0] for row in rows), all(row[1] for row in rows)
+            with parallelize(model, OLD[label]) as plan, Ledger(flops=False) as ledger:
+                got = [model(**call).sample for call in calls][-1]
+                told = plan.explain().bytes_total()[plan.mesh.rank] == ledger.summary()["bytes_sent"]
+                rows = gathered((error(got, want), told))
+        results[name, label] = max(row[0] for row in rows), all(row[1] for row in rows)
     return results
 
 
@@ -161,26 +180,25 @@ LAYERS = {
 def layers(nproc: int) -> dict[tuple[str, int], list[Tensor]]:
     """Each kind of layer alone, displaced from the third step on: the whole image's output in every step."""
     results = {}
-    for name, build in LAYERS.items():
-        for order in (0, 1, FRESH):
+    with Mesh(patch=nproc) as mesh:
+        for name, order in itertools.product(LAYERS, (0, 1, FRESH)):
             torch.manual_seed(3)
-            layer, images = build(), [torch.randn(2, 3, 11, 5, dtype=torch.float64) for _ in range(5)]
-            with Mesh(patch=nproc) as mesh:
-                axis, clock, hooks = mesh.axis("patch"), StepClock(), HookSet()
-                clock.driven = True
-                clock.begin([10.0, 9.0, 7.0, 6.0, 5.5])
-                borders = DisplacedBorders(axis, clock, 2, min(order, 1), fresh_norms=order == FRESH)
-                split = RowSplit(layer, axis, borders, (), lambda name: False)
-                split.attach(hooks)
-                for image in images:
-                    split.begin(RowLevels((11,), nproc), 0, 2)
-                    clock.enter(None)
-                    own = layer(image[:, :, split.own])
-                    whole = gather_tokens(axis, own.detach(), split.levels.sizes(0), 2)
-                    results.setdefault((name, order), []).append(whole.clone())
-                    clock.advance()
-                hooks.remove()
-                borders.reset()
+            layer, images = LAYERS[name](), [torch.randn(2, 3, 11, 5, dtype=torch.float64) for _ in range(5)]
+            axis, clock, hooks = mesh.axis("patch"), StepClock(), HookSet()
+            clock.driven = True
+            clock.begin([10.0, 9.0, 7.0, 6.0, 5.5])
+            borders = DisplacedBorders(axis, clock, 2, min(order, 1), fresh_norms=order == FRESH)
+            split = RowSplit(layer, axis, borders, (), lambda name: False)
+            split.attach(hooks)
+            for image in images:
+                split.begin(RowLevels((11,), nproc), 0, 2)
+                clock.enter(None)
+                own = layer(image[:, :, split.own])
+                whole = gather_tokens(axis, own.detach(), split.levels.sizes(0), 2)
+                results.setdefault((name, order), []).append(whole.clone())
+                clock.advance()
+            hooks.remove()
+            borders.reset()
     return results
 
 

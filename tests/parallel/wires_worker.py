@@ -22,7 +22,7 @@ from partsong.parallel.exchange.wires import EIGHT_BIT, WIRES, border_wire_of
 from partsong.parallel.hooks.clock import StepClock
 from tests.parallel.displaced_worker import STREAMS, TIMES, calls_of, simulate
 from tests.parallel.families import FAMILIES
-from tests.parallel.ranks import error, gathered
+from tests.parallel.ranks import error, gathered, on_first
 from tests.parallel.rotating_twin import Passing, Rotating
 from tests.parallel.unets import UNETS
 
@@ -105,6 +105,19 @@ def _generation(
     return outputs, bases, int(ledger.summary()["bytes_sent"])
 
 
+def _twins(case: Case, nproc: int, model: Any, calls: list[dict[str, Any]]) -> tuple[list[Tensor], list[Tensor]]:
+    """What the model answers alone, and by the definition where the case has one."""
+    serial, streams = [model(**call).sample for call in calls], STREAMS[case.family]
+    if case.twin == "rotating":
+        shared = sum(each is not None for each in streams)
+        portion = getattr(case.strategy, "portion", float(nproc))
+        known = Rotating(nproc, case.strategy, streams, [portion] * shared)
+        return serial, simulate(model, calls, case.branches, known)
+    if case.twin == "passing":
+        return serial, simulate(model, calls, case.branches, Passing(nproc, case.strategy, streams))
+    return serial, serial
+
+
 def _case(case: Case, nproc: int) -> list[dict[str, Any]]:
     model = FAMILIES[case.family].model(SIDE, case.dtype)
     calls = [
@@ -114,20 +127,14 @@ def _case(case: Case, nproc: int) -> list[dict[str, Any]]:
         }
         for call in calls_of(case.family, SIDE, case.branches)
     ]
-    serial = [model(**call).sample for call in calls]
     chosen = (case.strategy, *case.beside)
     with Mesh(**mesh_for(chosen, nproc)) as mesh, parallelize(model, *chosen, mesh=mesh) as plan:
-        _generation(plan, model, calls, case.branches)  # the second generation begins anew
+        if nproc == 2:  # the second generation begins anew
+            _generation(plan, model, calls, case.branches)
         got, bases, counted = _generation(plan, model, calls, case.branches)
         told = plan.explain()
         plan.undo()
-        streams, want = STREAMS[case.family], serial
-        if case.twin == "rotating":
-            shared = sum(each is not None for each in streams)
-            portion = getattr(case.strategy, "portion", float(nproc))
-            want = simulate(model, calls, case.branches, Rotating(nproc, case.strategy, streams, [portion] * shared))
-        if case.twin == "passing":
-            want = simulate(model, calls, case.branches, Passing(nproc, case.strategy, streams))
+        serial, want = on_first(lambda: _twins(case, nproc, model, calls))
         return gathered(
             {
                 "errors": [error(g, w) for g, w in zip(got, want, strict=True)],
@@ -177,12 +184,13 @@ def rows(nproc: int) -> dict[tuple[str, int], list[list[Tensor]]]:
     return results
 
 
-def unets(nproc: int) -> dict[str, list[dict[str, Any]]]:
-    """UNets under strategies with wires: bytes, and what both ends know of border rows at the end."""
+def unets(every: bool) -> dict[str, list[dict[str, Any]]]:
+    """UNets under strategies with wires, or with one: bytes, and what both ends know of border rows at the end."""
     results = {}
     model = UNETS["SD"].model(torch.float64)
     calls = UNETS["SD"].calls((16, 16), torch.float64, tuple(map(float, TIMES)))
-    for strategy in (DisplacedPatch(wire="1bit"), DisplacedPatch(wire="fp8", order=0), PartialPatch(wire="lowrank")):
+    some = (DisplacedPatch(wire="1bit"), DisplacedPatch(wire="fp8", order=0), PartialPatch(wire="lowrank"))
+    for strategy in some if every else some[:1]:
         with parallelize(model, strategy) as plan, Ledger(flops=False) as ledger:
             for call in calls:
                 model(**call)
@@ -193,9 +201,9 @@ def unets(nproc: int) -> dict[str, list[dict[str, Any]]]:
     return results
 
 
-def run(nproc: int, names: list[str]) -> dict[str, Any]:
+def run(nproc: int, names: list[str], every: bool) -> dict[str, Any]:
     """These cases, of this number of ranks, and what is not a case."""
     logging.set_verbosity_error()
     with torch.no_grad():
         found: dict[str, Any] = {name: _case(cases(nproc)[name], nproc) for name in names}
-        return found | {"rows": rows(nproc), "unets": unets(nproc)}
+        return found | {"rows": rows(nproc), "unets": unets(every or nproc == 2)}
