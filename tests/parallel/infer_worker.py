@@ -169,7 +169,7 @@ WRONG = {"Centred": Centred, "Rolled": Rolled, "NoProjection": NoProjection, "Li
 
 
 def right(nproc: int, cases: list[tuple[str, str]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Plain models under a strategy: error of two calls, bytes counted and predicted, and how often the check was told."""
+    """Plain models under a strategy: error of two calls, bytes counted and predicted, and what was said of checks."""
     results = {}
     for label, strategy in STRATEGIES.items():
         with Mesh(**mesh_for((strategy,), nproc)) as mesh:

@@ -50,7 +50,7 @@ def _case(case: Case, mesh: Mesh) -> dict[str, Any]:
     torch.manual_seed(SEED + 1)
     other = pipe_of.call(pipe, **call)
     torch.manual_seed(SEED + mesh.rank)
-    with parallelize(pipe, case.strategy, mesh=mesh) as plan, Ledger() as ledger:
+    with parallelize(pipe, case.strategy, mesh=mesh) as plan, Ledger(flops=False) as ledger:
         got = pipe_of.call(pipe, **call)
         predicted = plan.explain().bytes_total()
     return {

@@ -71,7 +71,7 @@ def exact(mesh: Mesh, name: str, patches: int | None, warmup: int = STEPS) -> di
     before = footprint(pipe)
     with parallelize(pipe, PatchPipeline(num_patches=patches, warmup_steps=warmup), mesh=mesh) as plan:
         first = sample(plan, name) if mesh.world_size == 2 else want
-        with Ledger() as ledger:
+        with Ledger(flops=False) as ledger:
             second = sample(plan, name)
         explained = plan.explain()
         predicted = (explained.bytes_total()[mesh.rank], [row[mesh.rank] for row in explained.bytes_by_step])

@@ -65,7 +65,7 @@ def case(pipe_of: Pipe, batch: int, dtype: torch.dtype, chosen: tuple[Strategy, 
     before = footprint(pipe)
     plan = parallelize(pipe, *chosen, mesh=mesh)
     got = [pipe_of.call(pipe, batch, EVEN)]
-    with Ledger() as ledger:
+    with Ledger(flops=False) as ledger:
         got.append(pipe_of.call(pipe, batch, ODD))
         predicted = plan.explain().bytes_total()
     plan.undo()

@@ -68,7 +68,7 @@ def picture(output: Any) -> Tensor:
 def sample(pipe: Any, mesh: Mesh, arguments: dict[str, Any], *more: Any, **knobs: Any) -> dict[str, Any]:
     """A generation under a plan: the picture, and the bytes counted and predicted, in all and by step."""
     strategy = StructureGuidance(**{"training_size": 64, **knobs})
-    with parallelize(pipe, strategy, *more, mesh=mesh) as plan, Ledger() as ledger:
+    with parallelize(pipe, strategy, *more, mesh=mesh) as plan, Ledger(flops=False) as ledger:
         got = picture(generate(plan, **arguments, generator=torch.Generator().manual_seed(9)))
         said = plan.explain()
     counted = [int(record["bytes_sent"]) for record in ledger.records]

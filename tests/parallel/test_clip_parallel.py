@@ -75,15 +75,15 @@ USUAL = {
     1: (("emphasis", "AnimateDiff"), ("everything", "Wan")),
     4: (("CfgParallel x clips", "Mochi"), ("DataParallel x clips", clip_worker.FOLDED[0])),
 }
+#: What the settings send is compared on these, on three ranks.
+SENT_LABELS = ("everything", "window 1, stride 3", "window 3, stride 2", "window 2 alone")
+SENT = [(3, label, name, "float64") for name in ("AnimateDiff", "Wan") for label in SENT_LABELS]
 PRODUCT = [
     case
     for nproc in (1, 2, 3, 4)
     for case in clip_worker.product(nproc)
-    if covering.FULL or nproc == 2 or (case[1:3] in USUAL.get(nproc, ()) and case[3] == "float64")
+    if covering.FULL or nproc == 2 or case in SENT or (case[1:3] in USUAL.get(nproc, ()) and case[3] == "float64")
 ]
-#: What the settings send is compared on these, on three ranks.
-SENT_LABELS = ("everything", "window 1, stride 3", "window 3, stride 2", "window 2 alone")
-SENT = [(3, label, name, "float64") for name in ("AnimateDiff", "Wan") for label in SENT_LABELS]
 CASES = sorted({*SENT, *chosen(PRODUCT, prefer=lambda case: (case[3] != "float64", case[0]), beside=SENT)})
 
 

@@ -74,7 +74,7 @@ def _exact(strategy: Strategy, mesh: Mesh, boundary: float) -> dict[str, Any]:
     before = carried(pipe)
     with parallelize(pipe, strategy, mesh=mesh) as plan:
         first, _ = calls(pipe, batch=batch, size=(64, 64))
-        with Ledger() as ledger:
+        with Ledger(flops=False) as ledger:
             got, _ = calls(pipe, batch=batch)
             predicted = plan.explain().bytes_total()
     after, _ = calls(pipe, batch=batch)
@@ -91,7 +91,10 @@ def _exact(strategy: Strategy, mesh: Mesh, boundary: float) -> dict[str, Any]:
 def _stale(order: int, mesh: Mesh, boundary: float) -> dict[str, Any]:
     pipe = pipeline(boundary)
     want, _ = calls(pipe)
-    with parallelize(pipe, DisplacedPatch(warmup_steps=1, order=order), mesh=mesh) as plan, Ledger() as ledger:
+    with (
+        parallelize(pipe, DisplacedPatch(warmup_steps=1, order=order), mesh=mesh) as plan,
+        Ledger(flops=False) as ledger,
+    ):
         got, _ = calls(pipe)
         predicted = plan.explain().bytes_total()
     sent = int(ledger.summary()["bytes_sent"])
