@@ -109,25 +109,25 @@ def usual(nproc: int) -> list[Case]:
 
     The first families meet every strategy in every type and size. The others meet one strategy of each kind on two
     ranks, in float64 and in one size, and those whose texts differ in length all that cut the batch. On more ranks
-    strategies that are composed, or have waves, take turns with the first families, and on four, more than there are
-    cores, single ones run only where they differ there from three.
+    float64 and the odd size show what is uneven; strategies that are composed, or have waves, take turns with the first
+    families, and on four, more than there are cores, single ones run only where they differ there from three.
     """
     labels, places = list(strategies(nproc)), {name: place for place, name in enumerate(FAMILIES)}
     own = {label for label in labels if " x " not in label}.difference(*KINDS)  # made for one family
     turns = taking_turns(FAMILIES, KINDS)
     turns |= {(label, name) for label in KINDS[0] for name, family in FAMILIES.items() if family.ragged}
-    return [
-        case
-        for case in product(nproc)
-        if case[2] in FIRST
-        or (
-            nproc == 2
-            and case[3:] == ("float64", SIDES[places[case[2]] % 2])
-            and (case[1:3] in turns or case[1] in own)
-        )
-        if " x " not in case[1] or (places[case[2]] + labels.index(case[1])) % 3 == 0
-        if nproc < 4 or " x " in case[1] or case[1] in FOUR
-    ]
+
+    def is_usual(label: str, name: str, dtype: str, side: int) -> bool:
+        if nproc > 2 and (name not in FIRST or (dtype, side) != ("float64", 6)):
+            return False
+        if " x " in label:
+            return FIRST[labels.index(label) % len(FIRST)] == name
+        if nproc == 4:
+            return label in FOUR and name == "Flux"
+        is_turn = dtype == "float64" and side == SIDES[places[name] % 2] and ((label, name) in turns or label in own)
+        return name in FIRST or (nproc == 2 and is_turn)
+
+    return [case for case in product(nproc) if is_usual(*case[1:])]
 
 
 def compared() -> set[tuple[str, str]]:

@@ -17,7 +17,7 @@ def results() -> dict[str, Any]:
 
 
 #: By default one strategy for each thing that is cut.
-USUAL = ("data-parallel", "ulysses", "tensor-parallel", "parallel-vae ring")
+USUAL = ("data-parallel", "tensor-parallel", "parallel-vae ring")
 MIXES = worker.MIXES if covering.FULL else USUAL
 
 

@@ -19,9 +19,9 @@ RANKS = (2, 3, 4)
 USUAL = {
     2: (
         *("exact DiT", "exact PixArt", "exact SD3", "exact Flux", "exact PixArt, many patches"),
-        *("stale DiT", "stale Flux", "still SD3", "still Flux", "defined 2 1", "defined 5 2", "defined 9 1"),
+        *("stale DiT", "stale Flux", "still SD3", "still Flux", "defined 5 2"),
     ),
-    3: ("exact Flux", "stale SD3", "defined 5 2"),
+    3: ("exact Flux", "stale SD3", "defined 9 1"),
     4: ("exact SD3",),
 }
 CASES = {nproc: [label for label in worker.cases(nproc) if covering.FULL or label in USUAL[nproc]] for nproc in RANKS}

@@ -75,8 +75,9 @@ KINDS = (
 def usual(nproc: int) -> list[Case]:
     """What the default run chooses from.
 
-    The plain UNet meets every strategy, and others one of each kind on two ranks, in one type and size. On three ranks
-    rows are uneven in another way; on four some compositions are tried, and what is not the same there as on three.
+    The plain UNet meets every strategy, those that wait for rows and that do not in both types and sizes, and others
+    meet one of each kind on two ranks. On three ranks rows are uneven in another way; on four some compositions are
+    tried, and what is not the same there as on three.
     """
     more = {
         3: ("SyncPatch", "DisplacedPatch", "Usp", "Ulysses x 3 waves", "Ulysses x ShardedWeights"),
@@ -86,8 +87,9 @@ def usual(nproc: int) -> list[Case]:
     return [
         case
         for case in product(nproc)
-        if (case[2] == "SD" or (nproc == 2 and case[1:3] in turns and case[3:] == ("float64", "odd")))
-        if nproc < 3 or (case[1] in more[nproc] and case[3:] == ("float64", "odd"))
+        if case[3:] == ("float64", "odd") or (nproc < 3 and case[1] in ("SyncPatch", "DisplacedPatch"))
+        if case[2] == "SD" or (nproc == 2 and case[1:3] in turns and case[3:] == ("float64", "odd"))
+        if nproc < 3 or case[1] in more[nproc]
         if nproc > 1 or case[1] in ("CfgParallel", "SyncPatch")
     ]
 
