@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from partsong import PatchPipeline, StepCache
+from partsong import DisplacedPatch, PatchPipeline, StepCache
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import parallelize
 from partsong.parallel.adapters import adapter_for
@@ -153,6 +153,16 @@ def test_guidance_branches_decide_for_themselves_and_some_steps_are_left_out() -
     alone = cache_worker.alone("Wan")
     assert alone.skipped > 0
     assert alone.computed + alone.skipped == 2 * cache_worker.STEPS
+
+
+def test_nothing_is_left_out_in_the_warm_up_of_what_reads_the_last_step() -> None:
+    family = FAMILIES["DiT"]
+    model = family.model(SIDE, torch.float64)
+    with parallelize(model, DisplacedPatch(warmup_steps=3), StepCache(warmup_steps=1, mask="0")) as plan:
+        for step in range(5):
+            _answer(model, _inputs(family, step))
+        decisions = plan.denoisers[0].attachments[0].decisions
+        assert [(each.step, any(each.left_out)) for each in decisions] == [(step, step >= 3) for step in range(5)]
 
 
 @pytest.mark.parametrize(
