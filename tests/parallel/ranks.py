@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,13 @@ def gathered(value: Any) -> list[Any]:
     rows: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(rows, value)
     return rows
+
+
+def on_first(compute: Callable[[], Any]) -> Any:
+    """What the first rank computes, on all: a serial twin is the same on every rank, and costs once."""
+    values = [compute() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(values)
+    return values[0]
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
