@@ -1,4 +1,4 @@
-"""What tests of the server share: one living server of two ranks, which takes seconds to start, and one browser."""
+"""What tests of the server share: one living server of two ranks, which takes seconds to start, and browsers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def server(living: RunningServer) -> RunningServer:
     return living
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """A browser; while it is there, no test of the same process may run a loop of its own."""
     with chromium() as browser:
         yield browser

@@ -292,6 +292,7 @@ def test_a_video_plays_while_it_grows(browser: Browser, tmp_path: Path, key: str
 
 def test_a_chat_shows_its_threads(page: Page, server: StandIn) -> None:
     page.get_by_role("link", name="Chat").click()
+    expect(page.get_by_role("textbox", name="Message")).to_be_visible()
     field(page, "Model").select_option("sums")
     page.get_by_role("textbox", name="Message").fill("What is 2 + 2?")
     field(page, "Strategy").fill("self-consistency:num=2")
