@@ -55,13 +55,15 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def fork_server(request: pytest.FixtureRequest) -> None:
     """Lets ranks be forked from a process that has imported what most of them need: once, not once per rank."""
-    ranked = any({"parallel", "features"} & {*item.path.parts} for item in request.session.items)
+    folders = {"parallel", "features", "pipelines", "gpu_ready"}
+    ranked = any(folders & {*item.path.parts} for item in request.session.items)
     if ranked and not torch.cuda.is_available():
         workers = sorted(path.stem for path in (Path(__file__).parent / "parallel").glob("*_worker.py"))
         workers.append("fork_server")
         context = multiprocessing.get_context("forkserver")
+        others = ("tests.features.features_worker", "tests.pipelines.worker", "tests.gpu_ready.steps_worker")
         context.set_forkserver_preload(
-            ["partsong.parallel", "tests.features.features_worker", *(f"tests.parallel.{worker}" for worker in workers)]
+            ["partsong.parallel", *others, *(f"tests.parallel.{worker}" for worker in workers)]
         )
         forkserver.ensure_running()
 

@@ -326,6 +326,7 @@ def test_image_with_its_serial_twin(tmp_path: Path, capfd: pytest.CaptureFixture
     assert Image.open(out).size == (64, 64)
 
 
+@pytest.mark.full
 @needs_weights
 def test_image_under_torchrun(tmp_path: Path) -> None:
     out, result = tmp_path / "x.png", tmp_path / "r.json"

@@ -101,7 +101,7 @@ def test_a_plain_video(folders: dict[str, Path], tmp_path: Path) -> None:
     ("name", "ranks", "makes"),
     [
         ("plain", (), 11),
-        ("plain", ("--nproc", 2, "--strategy", "clip-parallel"), 11),
+        pytest.param("plain", ("--nproc", 2, "--strategy", "clip-parallel"), 11, marks=pytest.mark.full),
         ("plain", ("--strategy", "dual-parallel:block_frames=3,context=2"), 11),
         ("causal", ("--strategy", "timestep-pipeline:window=2"), 15),
     ],

@@ -101,37 +101,45 @@ def partsong(environment: dict[str, str], *commands: tuple[object, ...]) -> list
     return [Done(int(out[k + 1]), out[k], err[k]) for k in range(0, len(out) - 1, 2)]
 
 
-def test_strategies_and_adapters_are_listed(installed: dict[str, str], tmp_path: Path) -> None:
-    (done,) = partsong(installed, ("list", "support", "--json", tmp_path / "rows.json"))
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="module")
+def done(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Done]]:
+    """The folder of results, and how a list, a picture, an answer and a refusal ended."""
+    folder = tmp_path_factory.mktemp("results")
+    listed = ("list", "support", "--json", folder / "rows.json")
+    files = ("--json", folder / "r.json", "--out", folder / "x.png", "--steps", 1)
+    image = ("image", "a red circle", "--nproc", 2, "--strategy", "near-ring", "--compare", *files)
+    asked = ("think", "sort : dog ant cat =", "--model", "lists-ar", "--extract", "text", "--max-tokens", 9)
+    twice, wrong = ((*asked, "--strategy", f"think-twice:{knob}=3") for knob in ("num", "number"))
+    return folder, partsong(installed, listed, image, twice, wrong)
+
+
+def test_strategies_and_adapters_are_listed(done: tuple[Path, list[Done]]) -> None:
+    folder, (listed, *_) = done
+    assert listed.returncode == 0, listed.stderr
     rows = {
         row["strategy"]: row
-        for row in json.loads((tmp_path / "rows.json").read_text())["rows"]
+        for row in json.loads((folder / "rows.json").read_text())["rows"]
         if "Tiny" in row["architectures"]
     }
     assert rows["NearRing"]["class"] == rows["Ring"]["class"] == "exact"
-    warnings = [line for line in done.stderr.splitlines() if "left out" in line]
+    warnings = [line for line in listed.stderr.splitlines() if "left out" in line]
     assert len(warnings) == 1, "a broken plug-in is named once"
     assert "broken of tiny-song (partsong.strategies)" in warnings[0] and "Missing" in warnings[0]
 
 
 @pytest.mark.skipif(not (zoo.MODELS["shapes"].folder / "model_index.json").is_file(), reason="no weights of shapes")
-def test_a_strategy_samples_as_its_twin(installed: dict[str, str], tmp_path: Path) -> None:
-    files = ("--json", tmp_path / "r.json", "--out", tmp_path / "x.png", "--steps", 1)
-    image = ("image", "a red circle", "--nproc", 2, "--strategy", "near-ring", "--compare", *files)
-    (done,) = partsong(installed, image)
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "r.json").read_text())
+def test_a_strategy_samples_as_its_twin(done: tuple[Path, list[Done]]) -> None:
+    folder, (_, image, *_) = done
+    assert image.returncode == 0, image.stderr
+    result = json.loads((folder / "r.json").read_text())
     assert result["class"] == "exact" and result["max_abs_diff"] < 1e-4 and min(result["bytes_sent"]) > 0
 
 
 @pytest.mark.skipif(not (zoo.MODELS["lists-ar"].folder / "config.json").is_file(), reason="no weights of lists-ar")
-def test_a_way_to_think_answers(installed: dict[str, str]) -> None:
-    asked = ("think", "sort : dog ant cat =", "--model", "lists-ar", "--extract", "text", "--max-tokens", 9)
-    twice, wrong = ((*asked, "--strategy", f"think-twice:{knob}=3") for knob in ("num", "number"))
-    done, refused = partsong(installed, twice, wrong)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "ant cat dog"
-    assert "taken of tiny-song" not in done.stderr.replace("taken of tiny-song (partsong.thinking) is left out", "")
-    assert "the name single is taken" in done.stderr
+def test_a_way_to_think_answers(done: tuple[Path, list[Done]]) -> None:
+    _, (*_, answered, refused) = done
+    assert answered.returncode == 0, answered.stderr
+    assert answered.stdout.splitlines()[0] == "ant cat dog"
+    assert "taken of tiny-song" not in answered.stderr.replace("taken of tiny-song (partsong.thinking) is left out", "")
+    assert "the name single is taken" in answered.stderr
     assert refused.returncode == 2 and "its options are num" in refused.stderr

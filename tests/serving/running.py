@@ -19,11 +19,14 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
+import pytest
 from numpy.typing import NDArray
 from openai import OpenAI
 from PIL import Image
 
-__all__ = ["RunningServer", "pixels", "running"]
+from partsong.cli import main
+
+__all__ = ["RunningServer", "pixels", "refused", "running"]
 
 #: Seconds until a server has to be ready, also on a machine with much else to do.
 READY = 180.0
@@ -123,6 +126,15 @@ def running(folder: Path, *arguments: str, **more: Any) -> Iterator[RunningServe
     finally:
         if server._process.poll() is None:
             server.kill()
+
+
+def refused(capfd: Any, *arguments: str) -> str:
+    """Runs ``partsong serve`` in this process, which refuses, and returns the one line that says why."""
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--port", "0", *arguments])
+    out, said = capfd.readouterr()
+    assert (ended.value.code, out, said.count("\n")) == (2, "", 1), said
+    return said
 
 
 def pixels(b64: str) -> NDArray[np.int16]:

@@ -7,16 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
+from PIL import Image
 
 from partsong import zoo
+from partsong.parallel import Mesh
 from partsong.seeds import generators
+from partsong.serving.catalog import picture_model
+from partsong.serving.messages import JobWork
+from partsong.serving.ranks.paused_job import PausedJob
+from partsong.serving.ranks.served_model import ServedModel
 from tests.serving.running import pixels, running
 
 PROMPT = "a red circle left of a blue square"
+ARGUMENTS = {**zoo.MODELS["shapes"].defaults, "num_inference_steps": 6}
 
 
 def _adapted(folder: Path) -> Any:
@@ -35,18 +43,42 @@ def _adapted(folder: Path) -> Any:
     return pipe
 
 
-def test_jobs_with_and_without_an_adapter_share_the_ranks(tmp_path: Path) -> None:
-    pipe = _adapted(tmp_path / "other")
-    arguments = {**zoo.MODELS["shapes"].defaults, "num_inference_steps": 6}
-
-    def alone(adapted: bool) -> NDArray[np.int16]:
-        (pipe.enable_lora if adapted else pipe.disable_lora)()
+def _expected(folder: Path) -> dict[str | None, NDArray[np.int16]]:
+    """Returns what the pipeline draws by the adapter's name, and saves that adapter in a folder."""
+    pipe, drawn = _adapted(folder), {}
+    for name, switch in ((None, pipe.disable_lora), ("other", pipe.enable_lora)):
+        switch()
         with torch.no_grad():
-            drawn = pipe([PROMPT], generator=generators(5, 1), output_type="np", **arguments).images[0]
-        return np.round(255 * drawn).astype(np.int16)
+            picture = pipe([PROMPT], generator=generators(5, 1), output_type="np", **ARGUMENTS).images[0]
+        drawn[name] = np.round(255 * picture).astype(np.int16)
+    assert np.abs(drawn[None] - drawn["other"]).max() > 30
+    return drawn
 
-    expected = {None: alone(False), "other": alone(True)}
-    assert np.abs(expected[None] - expected["other"]).max() > 30
+
+def test_jobs_with_and_without_an_adapter_take_turns(tmp_path: Path) -> None:
+    expected = _expected(tmp_path / "other")
+    loras = {"other": tmp_path / "other"}
+    with Mesh() as mesh, torch.no_grad():
+        model = ServedModel(picture_model("shapes", nproc=1, strategies=(), loras=loras).settings, mesh)
+        jobs = []
+        for lora in expected:
+            work = JobWork(
+                id="a", prompt=PROMPT, arguments=ARGUMENTS, seed=5, lora=lora, out=(tmp_path / f"{lora}.png",)
+            )
+            jobs.append(PausedJob(model, work, decodes=True))
+            jobs[-1].begin()
+        while not all(job.is_done for job in jobs):
+            for job in jobs:
+                model.switch(((), job.work.lora))
+                job.answer(model.denoiser(**job.arguments))
+    for lora, picture in expected.items():
+        with Image.open(tmp_path / f"{lora}.png") as drawn:
+            assert np.abs(np.asarray(drawn.convert("RGB"), dtype=np.int16) - picture).max() <= 1, lora
+
+
+@pytest.mark.full
+def test_jobs_with_and_without_an_adapter_share_the_ranks(tmp_path: Path) -> None:
+    expected = _expected(tmp_path / "other")
     adapter = f"other={tmp_path / 'other'}"
     with running(tmp_path / "served", "--model", "shapes", "--nproc", "2", "--lora", adapter) as server:
 

@@ -325,8 +325,8 @@ def test_hanging_up_before_the_whole_reply_ends_the_run(served: SimpleNamespace)
     assert served.sums.outcomes["cancelled"] == before + 1
 
 
-def test_a_killed_process_fails_its_requests_and_another_goes_on(served: SimpleNamespace, engine: LocalEngine) -> None:
-    starts, pid = served.sums.starts, served.sums.pid
+def test_a_killed_process_fails_its_requests(served: SimpleNamespace) -> None:
+    pid = served.sums.pid
     with ThreadPoolExecutor(1) as pool, chat(served, MANY, stream=True) as stream:
         next(iter(stream))
         whole = pool.submit(chat, served, MANY)
@@ -336,6 +336,17 @@ def test_a_killed_process_fails_its_requests_and_another_goes_on(served: SimpleN
             whole.result(LONG)
         assert failed.value.code == "model_process_ended"
         assert "was ended by SIGKILL" in failed.value.message
+        with pytest.raises(openai.APIError, match="SIGKILL"):
+            list(stream)
+
+
+@pytest.mark.full
+def test_after_a_killed_process_the_next_request_waits_for_another(
+    served: SimpleNamespace, engine: LocalEngine
+) -> None:
+    starts, pid = served.sums.starts, served.sums.pid
+    with chat(served, MANY, stream=True) as stream:
+        os.kill(pid, signal.SIGKILL)
         with pytest.raises(openai.APIError, match="SIGKILL"):
             list(stream)
     # The next request waits for the process that is being started.

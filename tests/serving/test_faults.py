@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import random
+import re
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,8 @@ from tests.serving.running import RunningServer, pixels, running
 PROMPT = "a red circle left of a blue square"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("served")
-    with running(folder, "--model", "shapes", "--nproc", "2", "--max-waiting", "6", "--max-active", "2") as server:
-        yield server
+#: As many jobs take turns at the living server, and so many may wait.
+ACTIVE, WAITING = 4, 8
 
 
 def _post(server: RunningServer, seed: int, steps: int = 200, **more: Any) -> str:
@@ -41,31 +38,49 @@ def _end(server: RunningServer, name: str, seconds: float = 120.0) -> Any:
     return server.json(f"/v1/jobs/{name}")
 
 
-def test_a_killed_rank_fails_its_job_and_the_queue_goes_on(server: RunningServer) -> None:
-    first, second = (_post(server, seed) for seed in (1, 2))  # as many as take turns
-    third = _post(server, 3, steps=3)
-    server.wait(lambda: server.json(f"/v1/jobs/{first}")["step"] > 2)
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        body = {"num_inference_steps": 200, "seed": 4}
-        waits = pool.submit(server.client().images.generate, model="shapes", prompt=PROMPT, extra_body=body)
+def _restarts(server: RunningServer) -> float:
+    found = re.search(r'partsong_restarts_total{model="shapes"} ([\d.]+)', httpx.get(f"{server.url}/metrics").text)
+    return 0.0 if found is None else float(found.group(1))
+
+
+def _seconds(server: RunningServer) -> dict[psutil.Process, float]:
+    return {rank: sum(rank.cpu_times()[:2]) for rank in server.ranks()}
+
+
+def test_a_killed_rank_fails_its_jobs_and_the_queue_goes_on(server: RunningServer) -> None:
+    before, spent = _restarts(server), _seconds(server)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+
+        def ask(seed: int) -> concurrent.futures.Future[Any]:
+            body = {"num_inference_steps": 200, "seed": seed}
+            return pool.submit(server.client().images.generate, model="shapes", prompt=PROMPT, extra_body=body)
+
+        begun = [_post(server, seed) for seed in range(1, ACTIVE)]
+        at_work = ask(20)
+        server.wait(lambda: server.json("/v1/jobs?limit=1")["data"][0]["step"] > 2)
+        third = _post(server, 3, steps=3)
+        waits = ask(4)
         server.wait(lambda: server.json("/v1/jobs?status=queued")["data"][0]["seed"] == 4)
-        server.ranks()[-1].kill()
-        failed = [_end(server, name) for name in (first, second)]
+        # Of all ranks, those of the other models do nothing.
+        max(spent, key=lambda rank: sum(rank.cpu_times()[:2]) - spent[rank]).kill()
+        failed = [_end(server, name) for name in begun]
         assert {job["status"] for job in failed} == {"failed"}
         assert all("rank" in job["error"]["message"] for job in failed)
         assert {job["error"]["code"] for job in failed} == {"ranks_ended"}
+        with pytest.raises(openai.InternalServerError, match="rank"):
+            at_work.result()
         assert _end(server, third)["status"] == "completed"
         httpx.post(f"{server.url}/v1/jobs/{server.json('/v1/jobs?limit=1')['data'][0]['id']}/cancel")
         with pytest.raises(openai.ConflictError, match="cancelled"):
             waits.result()
-    assert 'partsong_restarts_total{model="shapes"} 1.0' in httpx.get(f"{server.url}/metrics").text
+    assert _restarts(server) == before + 1
 
 
+@pytest.mark.full
 def test_a_job_that_was_cancelled_as_its_ranks_died_is_not_made(server: RunningServer) -> None:
-    server.wait_ready()
-    first, second = (_post(server, seed) for seed in (1, 2))
+    begun = [_post(server, seed) for seed in range(ACTIVE)]
     third = _post(server, 3)
-    server.wait(lambda: all(server.json(f"/v1/jobs/{name}")["step"] > 0 for name in (first, second)))
+    server.wait(lambda: all(server.json(f"/v1/jobs/{name}")["step"] > 0 for name in begun))
     ranks = server.ranks()
     for rank in ranks:
         rank.suspend()  # they hear of nothing any more
@@ -76,11 +91,10 @@ def test_a_job_that_was_cancelled_as_its_ranks_died_is_not_made(server: RunningS
         for rank in ranks:
             rank.kill()
         assert cancelling.result().json()["status"] == "cancelled"
-    assert {_end(server, name)["status"] for name in (first, second)} == {"failed"}
+    assert {_end(server, name)["status"] for name in begun} == {"failed"}
 
 
 def test_pictures_that_cannot_be_written_fail_their_jobs_alone(server: RunningServer) -> None:
-    server.wait_ready()
     *refused, last = [_post(server, seed, steps=40) for seed in (1, 2, 3)]
     server.wait(lambda: server.json(f"/v1/jobs/{refused[-1]}")["step"] > 0)
     for name in refused:  # ranks decode in turn, so each of them meets one
@@ -93,23 +107,11 @@ def test_pictures_that_cannot_be_written_fail_their_jobs_alone(server: RunningSe
     assert server.ranks() == ranks
 
 
-def test_a_client_that_waits_is_told_that_a_rank_died(server: RunningServer) -> None:
-    server.wait_ready()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        body = {"num_inference_steps": 200, "seed": 5}
-        waits = pool.submit(server.client().images.generate, model="shapes", prompt=PROMPT, extra_body=body)
-        server.wait(lambda: server.json("/v1/jobs?limit=1")["data"][0]["step"] > 0)
-        server.ranks()[0].kill()
-        with pytest.raises(openai.InternalServerError, match="rank"):
-            waits.result()
-
-
 def test_more_jobs_than_may_wait_are_refused_with_a_time(server: RunningServer) -> None:
-    server.wait_ready()
-    names = [_post(server, seed) for seed in range(2)]
+    names = [_post(server, seed) for seed in range(ACTIVE)]
     server.wait(lambda: all(server.json(f"/v1/jobs/{name}")["status"] == "in_progress" for name in names))
-    names += [_post(server, seed) for seed in range(6)]
-    assert server.json(f"/v1/jobs/{names[-1]}")["position"] == 6
+    names += [_post(server, seed) for seed in range(WAITING)]
+    assert server.json(f"/v1/jobs/{names[-1]}")["position"] == WAITING
     with pytest.raises(openai.RateLimitError) as raised:
         server.client().images.generate(model="shapes", prompt=PROMPT)
     assert int(raised.value.response.headers["Retry-After"]) >= 1
@@ -134,6 +136,7 @@ def test_after_cancelled_jobs_the_next_picture_is_its_twin(server: RunningServer
     assert np.abs(one - other).max() <= 1
 
 
+@pytest.mark.full
 def test_a_killed_server_takes_its_jobs_up_again(tmp_path: Path) -> None:
     with running(tmp_path, "--model", "shapes", "--nproc", "2", "--max-active", "1") as first:
         done = _end(first, _post(first, 1, steps=2))
@@ -153,7 +156,6 @@ def test_a_killed_server_takes_its_jobs_up_again(tmp_path: Path) -> None:
 
 
 def test_what_no_client_should_send_is_answered_or_dropped(server: RunningServer) -> None:
-    server.wait_ready()
     url = f"{server.url}/v1/images/generations"
     json_type = {"content-type": "application/json"}
     assert httpx.post(url, content=b"{", headers=json_type).status_code == 400

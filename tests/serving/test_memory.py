@@ -129,6 +129,7 @@ def test_a_large_job_is_not_kept_waiting_by_small_ones(monkeypatch: pytest.Monke
     assert [work.id for work in desk.orders().begun] == ["large", "small"]
 
 
+@pytest.mark.full
 def test_a_server_refuses_what_cannot_fit_and_lets_the_rest_wait(served: Any, tmp_path: Path) -> None:
     _, forecast = served
     one = forecast.of(_work("a", num=2))

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from partsong.serving.errors import ApiError
-from tests.serving.browser import chromium, field, lacking, opened, pixels, png
+from tests.serving.browser import field, lacking, opened, pixels, png
 from tests.serving.page_stand_in import StandIn, serve
 
 if TYPE_CHECKING:
@@ -30,12 +30,6 @@ RANKS = [
     {"rank": 0, "bytes_sent": 1_250_000, "seconds_waiting": 0.42},
     {"rank": 1, "bytes_sent": 990, "seconds_waiting": 12.0},
 ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -298,6 +292,7 @@ def test_a_video_plays_while_it_grows(browser: Browser, tmp_path: Path, key: str
 
 def test_a_chat_shows_its_threads(page: Page, server: StandIn) -> None:
     page.get_by_role("link", name="Chat").click()
+    expect(page.get_by_role("textbox", name="Message")).to_be_visible()
     field(page, "Model").select_option("sums")
     page.get_by_role("textbox", name="Message").fill("What is 2 + 2?")
     field(page, "Strategy").fill("self-consistency:num=2")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.serving.browser import chromium, lacking, opened, png
+from tests.serving.browser import lacking, opened, png
 from tests.serving.page_stand_in import StandIn, serve
 
 if TYPE_CHECKING:
@@ -22,12 +22,6 @@ JOB = "job-0001"
 FOCUSED = """() => { const e = document.activeElement; const s = getComputedStyle(e);
   const r = e.getBoundingClientRect();
   return [e.id || e.textContent.trim(), s.outlineStyle, parseFloat(s.outlineWidth), r.width * r.height] }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture

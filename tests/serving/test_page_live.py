@@ -13,8 +13,8 @@ from PIL import Image
 
 pytest.importorskip("prometheus_client", reason="needs prometheus-client: pip install 'partsong[serve]'")
 
-from tests.serving.browser import chromium, field, lacking, opened, pixels
-from tests.serving.live_server import served
+from tests.serving.browser import field, lacking, opened, pixels
+from tests.serving.running import RunningServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -26,18 +26,13 @@ from playwright.sync_api import expect
 
 #: Milliseconds for what two ranks on a busy machine do.
 LONG = 120_000
+#: A caption that no other test asks the living server for.
+PROMPT = "a red circle above a blue square"
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served(tmp_path_factory.mktemp("server"), ["shapes"]) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
+@pytest.fixture
+def url(server: RunningServer) -> str:
+    return server.url
 
 
 @pytest.fixture
@@ -60,7 +55,7 @@ def make(page: Page, prompt: str, strategy: str, **fields: int) -> None:
 
 
 def test_a_picture_and_its_twin(page: Page, url: str) -> None:
-    make(page, "a red circle left of a blue square", "displaced-patch:warmup_steps=1", Seed=3, Steps=12)
+    make(page, PROMPT, "displaced-patch:warmup_steps=1", Seed=3, Steps=12)
     expect(page.locator("#stage-state")).to_contain_text("done in", timeout=LONG)
     expect(page.locator("#rank-rows tr")).to_have_count(2)
     page.wait_for_selector("#stage-media img:not(.preview)")
@@ -78,7 +73,7 @@ def test_a_picture_and_its_twin(page: Page, url: str) -> None:
     assert ((apart.max(axis=-1) == 255) == (levels.max(axis=-1) == levels.max())).all(), "white is where most differs"
     page.reload()
     expect(page.get_by_text("Largest difference", exact=True)).to_be_visible()
-    expect(page.locator("#tiles li")).to_have_count(1)
+    expect(page.locator("#tiles li").filter(has_text=PROMPT)).to_have_count(1)
 
 
 def test_a_running_job_is_seen_after_a_reload_and_cancelled(page: Page) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,7 @@ from tests.serving.running import RunningServer, pixels, running
 PROMPT = "a red circle left of a blue square"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with running(tmp_path_factory.mktemp("served"), "--model", "shapes", "--model", "motion", "--nproc", "2") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def client(server: RunningServer) -> openai.OpenAI:
     return server.client()
 
@@ -128,6 +121,7 @@ def test_other_formats_hold_the_same_picture(client: openai.OpenAI) -> None:
         ({"prompt": " "}, openai.BadRequestError, "prompt is empty"),
         ({"n": 11}, openai.BadRequestError, "from 1 to 10"),
         ({"size": "10000x10000"}, openai.BadRequestError, "pixels"),
+        ({"n": 10, "size": "1024x1024"}, openai.BadRequestError, "GB on a rank"),
         ({"size": "65x64"}, openai.BadRequestError, "no multiple of"),
         ({"size": "large"}, openai.BadRequestError, "WIDTHxHEIGHT"),
         ({"extra_body": {"strategy": "magic"}}, openai.BadRequestError, "magic"),
