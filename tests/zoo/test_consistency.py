@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from partsong_zoo import consistency
+from partsong_zoo.training import consistency
 from partsong_zoo.training.consistency import (
     clean_estimate,
     consistency_tangent,
