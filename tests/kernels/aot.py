@@ -84,7 +84,7 @@ def cases(modules: list[str], full: bool) -> Iterator[tuple[dict[str, Any], int]
         for variant in variants:
             architectures = variant.get("architectures", ARCHITECTURES)
             kind = variant["kernel"].__name__, variant.get("copy_engine", False)
-            one = None if kind in seen else architectures[-1 - len(seen) % len(architectures)]
+            one = None if kind in seen else architectures[len(seen) % len(architectures)]
             yield from ((variant, target) for target in architectures if full or target == one)
             seen.add(kind)
 
