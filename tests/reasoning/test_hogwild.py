@@ -185,6 +185,9 @@ def test_memory_is_the_prompt_once_and_each_workers_own_tokens() -> None:
         taken = sum(x.numel() * x.itemsize for x in (*store.keys, *store.values))
         assert taken == -(-len(store.pages) // SLAB) * SLAB * PAGE * model.bytes_per_token
     assert len(shared) == 1
+    block = store.block()
+    store.extend(block, PAGE)
+    assert len(block.pages) == 1, "a full page needs no next one yet"
 
 
 @pytest.mark.parametrize(

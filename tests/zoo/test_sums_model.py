@@ -101,7 +101,7 @@ def test_the_library_thinks_with_it(questions: list[str]) -> None:
         engine = LocalEngine("sums")
         found: dict[str, list[str | None]] = {"one": [], "vote": [], "pdr": [], "refine": []}
         try:
-            for number, question in enumerate(questions[:4]):
+            for number, question in enumerate(questions[:6]):
                 chat, run = [Message("user", (question,))], Run(engine, seed=number)
                 one = await run.call(chat, path=("one",), parameters=LIMITS)
                 options: Any = {"extract": answer_of, "parameters": LIMITS}
