@@ -2,7 +2,7 @@
 
 It needs the kernels undecorated by the interpreter, so it runs in a process of its own without TRITON_INTERPRET.
 Prints one JSON line per kernel and architecture. With ``--full`` every use of a kernel is compiled for every
-architecture; without it each use is compiled for one, and the uses take the architectures in turn.
+architecture; without it one use of each kernel is compiled for one, and the kernels take the architectures in turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,13 +80,13 @@ def cases(modules: list[str], full: bool) -> Iterator[tuple[dict[str, Any], int]
     """Which use of a kernel to compile for which architecture."""
     for name in modules or MODULES:
         variants = [variant for variant in importlib.import_module(name).VARIANTS if variant.get("gate", True)]
-        uses: Counter[tuple[str, bool]] = Counter()
+        seen: set[tuple[str, bool]] = set()
         for variant in variants:
             architectures = variant.get("architectures", ARCHITECTURES)
             kind = variant["kernel"].__name__, variant.get("copy_engine", False)
-            one = architectures[uses[kind] % len(architectures)]
+            one = None if kind in seen else architectures[len(seen) % len(architectures)]
             yield from ((variant, target) for target in architectures if full or target == one)
-            uses[kind] += 1
+            seen.add(kind)
 
 
 def main(*modules: str, full: bool = False) -> None:

@@ -64,6 +64,7 @@ def test_several_machines() -> None:
     assert faster(advice) == pytest.approx(7.7, abs=0.2)
 
 
+@pytest.mark.full
 def test_few_steps() -> None:
     advice = plan("flux-schnell", "2xl40", "pcie4", max_drift=0.05)
     assert advice.choice.kind == "exact"

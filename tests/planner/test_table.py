@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
+from tests import covering
 from tests.planner import table
 
 
@@ -18,7 +20,8 @@ def test_the_page_shows_every_plan() -> None:
     "model", [pytest.param(name, marks=() if name == "z-image-turbo" else pytest.mark.full) for name in table.MODELS]
 )
 def test_plans_are_current(model: str) -> None:
-    devices = ("h100", "4090") if model == "z-image-turbo" else tuple(table.DEVICES)
+    devices = tuple(table.DEVICES) if covering.FULL else ("h100", "4090")
     cells = json.loads(table.PLANNED.read_text(encoding="utf-8"))
-    for key, cell in table.plans((model,), devices):
+    # Two ranks come first.
+    for key, cell in itertools.islice(table.plans((model,), devices), None if covering.FULL else len(devices)):
         assert cells[key] == cell

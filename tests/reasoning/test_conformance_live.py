@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from partsong.errors import UnsupportedError
 from partsong.reasoning import Answer, Engine, Journal, Message, Parameters, Request, Run, final_number
 from partsong.reasoning.remote import Patience, RemoteError
 from partsong.reasoning.remote.servers import LocalServer, transformers_server
@@ -136,6 +135,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
         yield running
 
 
+@pytest.mark.full  # the test above has every strategy, and test_openai_servers has whole runs on this server
 @pytest.mark.parametrize("name", names())
 def test_on_a_real_server(name: str, server: LocalServer, tmp_path: Path) -> None:
     """Counts are read off the wire; a replay does not need the server."""
@@ -169,22 +169,6 @@ def test_on_a_real_server(name: str, server: LocalServer, tmp_path: Path) -> Non
     with Journal(tmp_path / "j.db", replay=True) as journal:
         again, _ = think(name, lambda: Silent(run.engine.name), journal=journal)
     assert record_of(again) == record_of(answer)
-
-
-def test_an_answer_is_gone_on_with_or_the_server_is_not_asked_to(server: LocalServer) -> None:
-    """This server would begin another answer; it refuses the fields that ask it not to, and the error says so."""
-
-    async def main() -> None:
-        engine = server.engine(patience=Patience(retries=2, backoff=0.01))
-        chat = (Message("user", ("ab",)), Message("assistant", ("cd",)))
-        try:
-            with pytest.raises(UnsupportedError, match=r"continue_final_message.*use endpoint='completions'"):
-                await engine.generate(Request(messages=chat, parameters=Parameters(max_tokens=2)))
-        finally:
-            await engine.close()
-        assert engine.traffic.requests == 1
-
-    asyncio.run(main())
 
 
 class Silent:

@@ -116,7 +116,9 @@ def test_questions_and_replies_are_reported() -> None:
         assert reply in answer.details["texts"][worker]
 
 
-@pytest.mark.parametrize("layout", ["combined", "contiguous", "interleaved"])
+@pytest.mark.parametrize(
+    "layout", ["combined", *(pytest.param(name, marks=pytest.mark.full) for name in ("contiguous", "interleaved"))]
+)
 def test_the_order_of_calls_changes_nothing(layout: str) -> None:
     wide, _ = think(layout=layout, seed=2)
     narrow, run = think(layout=layout, seed=2, concurrency=1)
@@ -172,10 +174,11 @@ def test_a_worker_missing_from_a_journal_is_written_again_with_the_others(tmp_pa
 def test_calls_of_the_engine_may_run_beside_the_workers() -> None:
     async def main() -> tuple[list[Any], list[Any]]:
         inner = engine()
-        requests = [replace(request(0), parameters=LONG, seed=seed) for seed in range(6)]
+        asked = Parameters(max_tokens=24)
+        requests = [replace(request(0), parameters=asked, seed=seed) for seed in range(3)]
 
         async def written() -> Any:
-            answer = await hogwild(Run(inner), QUESTION, extract=extract, prompts=SHORT, parameters=LONG)
+            answer = await hogwild(Run(inner), QUESTION, extract=extract, prompts=SHORT, parameters=asked)
             return answer.details
 
         apart = [await written(), *[(await inner.generate(each)).text for each in requests]]

@@ -121,7 +121,7 @@ class Fed:
         return [self.texts.get(block.number, "") for block in blocks]
 
 
-@pytest.mark.parametrize("layout", ["combined", "interleaved"])
+@pytest.mark.parametrize("layout", ["combined", pytest.param("interleaved", marks=pytest.mark.full)])
 def test_finished_steps_come_into_the_history_whole(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = Fed(monkeypatch)
     made = writing(3, layout, probe_every=0, answer_tokens=0, parameters=Parameters(max_tokens=60), ends=frozenset())
@@ -150,7 +150,7 @@ def test_in_the_contiguous_layout_all_stays_where_it_is() -> None:
     assert all(writer.steps == 1 for writer in made.writers)
 
 
-@pytest.mark.parametrize("layout", ["combined", "contiguous"])
+@pytest.mark.parametrize("layout", ["combined", pytest.param("contiguous", marks=pytest.mark.full)])
 def test_workers_are_asked_whether_they_repeat_others(layout: str) -> None:
     every, asked = 8, list[bool]()
     made = writing(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from partsong import zoo
+from partsong.errors import UnsupportedError
 from partsong.reasoning import Completion, Journal, Message, Parameters, Request, Run, final_number, pdr
 from partsong.reasoning.remote import Patience, RemoteError, RequestRefusedError, UnreachableError
 from partsong.reasoning.remote.servers import LocalServer, llama_server, transformers_server
@@ -264,3 +265,19 @@ def test_transformers_refuses_another_model(transformers: LocalServer) -> None:
 def test_transformers_goes_on_with_a_text(transformers: LocalServer) -> None:
     completions = asyncio.run(answers(transformers, asked(temperature=0.0, max_tokens=4), endpoint="completions"))
     assert completions[0].usage.reported and completions[0].usage.completion <= 4
+
+
+def test_transformers_is_not_asked_to_go_on_with_an_answer(transformers: LocalServer) -> None:
+    """This server would begin another answer; it refuses the fields that ask it not to, and the error says so."""
+
+    async def main() -> None:
+        engine = transformers.engine(patience=SOON)
+        chat = (Message("user", ("ab",)), Message("assistant", ("cd",)))
+        try:
+            with pytest.raises(UnsupportedError, match=r"continue_final_message.*use endpoint='completions'"):
+                await engine.generate(Request(messages=chat, parameters=Parameters(max_tokens=2)))
+        finally:
+            await engine.close()
+        assert engine.traffic.requests == 1
+
+    asyncio.run(main())

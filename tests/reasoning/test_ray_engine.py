@@ -155,7 +155,7 @@ def test_engines_a_cluster_of_ones_own_has_no_room_for_are_refused() -> None:
         _check_room(3, 0.0, 0.5, {"CPU": 2.0})
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_cluster_of_its_own_ends_with_the_engine() -> None:
     code = (
         "import asyncio, ray\n"
@@ -170,6 +170,7 @@ def test_a_cluster_of_its_own_ends_with_the_engine() -> None:
     assert done.stdout == "False\n"
 
 
+@pytest.mark.full
 def test_engines_that_find_no_room_or_no_model_are_refused(ray: Any) -> None:
     # Engines that can never fit: on a busy machine, those that fit may not be there in time either.
     for num, num_cpus, seconds, missing in ((2, 3, 1, "2 of 2"), (3, 1, 4, "[123] of 3")):
@@ -290,6 +291,7 @@ def test_a_dead_actors_calls_are_asked_again_elsewhere(ray: Any) -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_call_that_kills_engines_is_given_up(ray: Any) -> None:
     async def main() -> Completion:
         engine = RayEngine(factory=Own, num_engines=1, restarts=3)
@@ -317,6 +319,7 @@ def test_an_actor_is_started_anew_and_calls_wait_for_it(ray: Any) -> None:
     assert processes([first]) != processes([second]) and first.text.split()[1:] == second.text.split()[1:]
 
 
+@pytest.mark.full
 def test_closing_ends_calls_and_actors(ray: Any) -> None:
     async def main() -> None:
         engine, notes = RayEngine(factory=Own, num_engines=1, restarts=3), Notes()
@@ -339,6 +342,7 @@ async def one_of_each(num: int) -> int:
         await engine.close()
 
 
+@pytest.mark.full
 def test_one_engine_is_asked_from_several_loops(ray: Any) -> None:
     engine = RayEngine(factory=Own, num_engines=1)
     texts = [asyncio.run(engine.generate(request("a"))).text for _ in range(2)]

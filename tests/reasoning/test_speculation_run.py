@@ -38,7 +38,16 @@ def bill(answer: Answer) -> dict[str, Any]:
     return {name: value for name, value in answer.summary.items() if name not in ours}
 
 
-@pytest.mark.parametrize("how", ["self-consistency:num=4", "pdr:schedule=3-1", "sequential-refinement:rounds=2"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "pdr:schedule=3-1",
+        *(
+            pytest.param(how, marks=pytest.mark.full)
+            for how in ("self-consistency:num=4", "sequential-refinement:rounds=2")
+        ),
+    ],
+)
 def test_thinking_comes_to_the_same_answer_at_the_same_cost(how: str) -> None:
     plain, fast = think(how), think(how, speculate=["ngram", "jacobi"], step_costs=EVERY_GUESS)
     assert (fast.text, fast.answer) == (plain.text, plain.answer)

@@ -55,7 +55,7 @@ def test_the_methods_are_those_of_the_recipe(recipe: ModuleType) -> None:
 def test_every_method_moves_the_student_a_little(recipe: ModuleType, texts: Path, tmp_path: Path, method: str) -> None:
     # Of few prompts' answers all may be as fast as each other, which teaches nothing.
     batch = 32 if method == "lightning" else 8
-    config = tiny(recipe, put(texts, tmp_path), method=method, stages="train", seed=2, batch=batch)
+    config = tiny(recipe, put(texts, tmp_path), method=method, stages="train", seed=2, batch=batch, steps=2)
     recipe.run(config, World("cpu"))
     student, teacher = recipe.load_student(config, f"{method}-2"), zoo.load("lists-mdlm").model.state_dict()
     moved = max(float((student[name] - teacher[name]).abs().max()) for name in student)
@@ -87,7 +87,9 @@ def test_the_reference_is_renewed_at_each_third(
     assert from_student == (False, True, False, True, False, True)
 
 
-@pytest.mark.parametrize("method", ["d3llm", "t3d", "rediff", "lightning"])
+@pytest.mark.parametrize(
+    "method", ["t3d", *(pytest.param(name, marks=pytest.mark.full) for name in ("d3llm", "rediff", "lightning"))]
+)
 def test_a_student_that_was_stopped_continues_bit_by_bit(
     recipe: ModuleType, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -25,6 +25,7 @@ def run(recipe: ModuleType, folder: Path, **more: Any) -> None:
     recipe.run(recipe.Config(out=str(folder), **{**SMALL, **more}), World("cpu"))
 
 
+@pytest.mark.full
 def test_a_stopped_training_continues_with_the_steps_it_would_have_made(tmp_path: Path) -> None:
     with loaded("train_heads") as recipe:
         run(recipe, tmp_path / "whole", stages="samples,train", steps=4)

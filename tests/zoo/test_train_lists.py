@@ -96,6 +96,7 @@ def test_training_lowers_the_loss_on_data_it_has_not_seen(recipe: ModuleType, fi
     assert loss() < 0.9 * before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["mdlm", "ar"])
 def test_an_interrupted_run_ends_with_the_same_bits(
     recipe: ModuleType, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any

@@ -108,6 +108,7 @@ def test_a_resumed_recipe_holds_what_was_saved(recipe: ModuleType, finished: Pat
     torch.testing.assert_close(held, [saved["model"], saved["average"]], rtol=0, atol=0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["motion", "causal", "distil", "halve", "force"])
 def test_an_interrupted_stage_makes_the_steps_it_would_have_made(
     recipe: ModuleType, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -224,6 +224,9 @@ def test_a_reader_of_latents_learns_to_tell_scenes_apart(recipe: ModuleType, fin
     optimizer = torch.optim.Adam(reader.parameters(), 2e-3)
     for _ in range(300):
         optimizer.zero_grad()
-        fact_loss(reader(latents, time), facts, torch.ones_like(facts)).mean().backward()
+        told = reader(latents, time)
+        if torch.equal((told > 0).float(), facts):
+            return
+        fact_loss(told, facts, torch.ones_like(facts)).mean().backward()
         optimizer.step()
-    assert torch.equal((reader(latents, time) > 0).float(), facts)
+    pytest.fail("300 steps were not enough")

@@ -108,6 +108,7 @@ def test_training_lowers_the_loss_on_data_it_has_not_seen(recipe: ModuleType, fi
         assert float(loss_of(model, batch)) < 0.9 * before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "steps"), [("drafts", 24), ("refine", 8), ("polish", 6)])
 def test_an_interrupted_run_ends_with_the_same_bits(
     recipe: ModuleType, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, steps: int

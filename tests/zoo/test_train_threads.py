@@ -37,7 +37,7 @@ def tiny(recipe: ModuleType, out: Path, **changed: Any) -> Any:
     return recipe.Config(out=str(out), **{**sizes, **small, **changed})
 
 
-@pytest.fixture(scope="module", params=["threads", "sequential"])
+@pytest.fixture(scope="module", params=["threads", pytest.param("sequential", marks=pytest.mark.full)])
 def finished(recipe: ModuleType, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
     out = tmp_path_factory.mktemp("straight")
     recipe.run(tiny(recipe, out, mode=request.param, stages="data,sft,grpo,export,evaluate"))
@@ -84,6 +84,7 @@ def test_training_lowers_the_loss_on_problems_it_has_not_seen(recipe: ModuleType
         assert float(supervised_loss(model, batch)) < 0.9 * before
 
 
+@pytest.mark.full
 def test_an_interrupted_run_ends_with_the_same_bits(
     recipe: ModuleType, finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_the_folder_draws(finished: Path) -> None:
     assert codes.shape == (6, 64) and model.draw(codes[:2]).shape == (2, 64, 64, 3)
 
 
+@pytest.mark.full
 def test_a_stage_that_was_stopped_continues(
     recipe: ModuleType, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

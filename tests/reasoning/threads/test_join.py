@@ -21,6 +21,7 @@ from partsong.reasoning.local.stops import AnswerText
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
 from partsong.reasoning.local.ticket import Ticket
 from partsong.reasoning.threads.layout import ThreadLayout, TokenRun, encoded, lay_out, num_tokens
+from tests import covering
 from tests.reasoning.local_models import tokenizer
 from tests.reasoning.test_local_models import tiny
 
@@ -43,7 +44,7 @@ def masked(model: Any, row: ThreadLayout, thoughts: ThoughtEmbeddings | None = N
     return found.logits[0]
 
 
-# --- any tree: 1,002 of them ------------------------------------------------------------------------------------------
+# --- any tree: 150 of them, and with --full 1,002 ---------------------------------------------------------------------
 
 
 def random_tree(dice: random.Random, depth: int = 0) -> tuple[TokenRun | Fork, ...]:
@@ -78,7 +79,7 @@ def test_what_the_engine_computes_is_what_training_sees(family: str) -> None:
         table.data = torch.randn(table.shape, generator=generator, dtype=table.dtype) * 0.5
     model, plain = LocalModel(tiny(family, **SMALL), thoughts=thoughts), module
     scheduler, loop = Scheduler(model, max_rows=8, prefill_chunk=12, kept_tokens=400), asyncio.new_event_loop()
-    for _ in range(167):
+    for _ in range(167 if covering.FULL else 25):
         trees = [random_tree(dice) for _ in range(2)]
         tickets = [ticket(tree, loop) for tree in trees]
         scheduler.waiting += tickets

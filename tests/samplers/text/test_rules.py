@@ -42,9 +42,16 @@ def drawn(task: str, rule: Any, count: int, temperature: float = 1.0, **more: An
     )
 
 
-@pytest.mark.parametrize("task", ["replace", "insert", "remove"])
-@pytest.mark.parametrize("rule", UNBIASED)
-def test_draws_are_distributed_as_the_texts_are(task: str, rule: str) -> None:
+#: Every rule and every task, and with --full together.
+PAIRS = [
+    pytest.param(rule, task, marks=() if row % 3 == column else pytest.mark.full)
+    for row, rule in enumerate(UNBIASED)
+    for column, task in enumerate(("replace", "insert", "remove"))
+]
+
+
+@pytest.mark.parametrize(("rule", "task"), PAIRS)
+def test_draws_are_distributed_as_the_texts_are(rule: str, task: str) -> None:
     decoded = drawn(task, rule, NUM)
     assert TASKS[task].total_variation(torch.tensor(decoded.tokens)) <= 0.03
     assert RULES[rule].unbiased
@@ -52,7 +59,9 @@ def test_draws_are_distributed_as_the_texts_are(task: str, rule: str) -> None:
         assert decoded.summary()["tokens_per_forward_all"] > 1.3
 
 
-@pytest.mark.parametrize("task", ["replace", "insert", "remove"])
+@pytest.mark.parametrize(
+    "task", ["replace", *(pytest.param(task, marks=pytest.mark.full) for task in ("insert", "remove"))]
+)
 def test_choosing_by_the_drawn_token_is_biased(task: str) -> None:
     texts = torch.tensor(drawn(task, "llada", 1000).tokens)
     assert TASKS[task].contains(texts).all()
