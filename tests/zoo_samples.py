@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,9 @@ MOVING = (
     "a green triangle moves right",
     "a big purple square bounces up and down slowly",
 )
+#: By task.
 PROMPTS = {
-    "lists-mdlm": "sort : dog ant cat =",
-    "lists-ar": "sort : dog ant cat =",
+    "lists": "sort : dog ant cat =",
     "sums": "make 64 from 3 7 25 6",
     "products": "4729*386=?",
 }
@@ -49,7 +50,7 @@ PROMPTS = {
 def pictures(name: str) -> Pixels:
     """Returns a picture `[H, W, 3]` in [0, 1] of each caption."""
     row, model = zoo.MODELS[name], zoo.load(name)
-    if name == "tiles":
+    if row.read is not None:
         return model.draw(LPD().decode(model.captioned(CAPTIONS), seed=SEED).tokens)
     model.set_progress_bar_config(disable=True)
     seeded = generators(SEED, len(CAPTIONS))
@@ -64,9 +65,14 @@ def clips(name: str) -> list[Pixels]:
     return list(np.asarray(pipe(list(MOVING), generator=seeded, output_type="np", **row.defaults).frames))
 
 
+def prompt_of(name: str) -> str:
+    """Returns what a model of text is asked."""
+    return PROMPTS[zoo.MODELS[name].task.__name__.rpartition(".")[2]]
+
+
 def answer(name: str) -> str:
     """Returns what a model of text writes after its prompt, the likeliest tokens."""
-    prompt = PROMPTS[name]
+    prompt = prompt_of(name)
     if name == "products":
         return asyncio.run(_forked(prompt))
     model, tokenizer = zoo.load(name)
@@ -94,13 +100,20 @@ async def _forked(prompt: str) -> str:
     return found.text
 
 
-def main() -> None:
-    """Samples and writes everything."""
+def missing() -> list[str]:
+    """Returns the models whose samples are not there."""
+    there = json.loads(SAMPLES.read_text(encoding="utf-8"))
+    return [name for name in zoo.MODELS if name not in there]
+
+
+def main(names: Collection[str]) -> None:
+    """Samples some models, writes what they drew, and keeps the samples of the others."""
     torch.manual_seed(SEED)
-    samples: dict[str, dict[str, Any]] = {}
-    for name, model in zoo.MODELS.items():
+    samples: dict[str, dict[str, Any]] = json.loads(SAMPLES.read_text(encoding="utf-8"))
+    for name in names:
+        model = zoo.MODELS[name]
         if model.kind == "text":
-            samples[name] = {"prompt": PROMPTS[name], "text": answer(name)}
+            samples[name] = {"prompt": prompt_of(name), "text": answer(name)}
             continue
         captions = CAPTIONS if model.kind == "image" else MOVING
         drawn = pictures(name) if model.kind == "image" else clips(name)
@@ -112,8 +125,9 @@ def main() -> None:
             moments = zip(*drawn, strict=True)
             frames = [labelled([enlarged(each, SIDE) for each in moment], [""] * len(captions)) for moment in moments]
             save_gif(IMAGES / f"zoo-{name}.gif", frames, 80, last=80, colours=32)
+    samples = {name: samples[name] for name in zoo.MODELS}
     SAMPLES.write_text(json.dumps(samples, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(zoo.MODELS)
