@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,19 @@ def clips(name: str) -> list[Pixels]:
     return list(np.asarray(pipe(list(MOVING), generator=seeded, output_type="np", **row.defaults).frames))
 
 
+def drawn_by(name: str) -> tuple[tuple[str, ...], list[Pixels]]:
+    """Returns captions, and the picture or clip of each that a model makes."""
+    torch.manual_seed(SEED)
+    if zoo.MODELS[name].kind == "image":
+        return CAPTIONS, list(pictures(name))
+    return MOVING, clips(name)
+
+
+def read_from(name: str, captions: Sequence[str], drawn: Sequence[Pixels]) -> list[float]:
+    """Returns the part of each caption's facts that the task's reader finds."""
+    return [zoo.MODELS[name].task.facts_read(*each) for each in zip(captions, drawn, strict=True)]
+
+
 def prompt_of(name: str) -> str:
     """Returns what a model of text is asked."""
     return PROMPTS[zoo.MODELS[name].task.__name__.rpartition(".")[2]]
@@ -108,16 +121,14 @@ def missing() -> list[str]:
 
 def main(names: Collection[str]) -> None:
     """Samples some models, writes what they drew, and keeps the samples of the others."""
-    torch.manual_seed(SEED)
     samples: dict[str, dict[str, Any]] = json.loads(SAMPLES.read_text(encoding="utf-8"))
     for name in names:
         model = zoo.MODELS[name]
         if model.kind == "text":
             samples[name] = {"prompt": prompt_of(name), "text": answer(name)}
             continue
-        captions = CAPTIONS if model.kind == "image" else MOVING
-        drawn = pictures(name) if model.kind == "image" else clips(name)
-        samples[name] = {"facts": [model.task.facts_read(*each) for each in zip(captions, drawn, strict=True)]}
+        captions, drawn = drawn_by(name)
+        samples[name] = {"facts": read_from(name, captions, drawn)}
         if model.kind == "image":
             sheet = labelled([enlarged(each, SIDE) for each in drawn], [""] * len(captions))
             sheet.quantize(128, dither=Image.Dither.NONE).save(IMAGES / f"zoo-{name}.png", optimize=True)
