@@ -60,11 +60,11 @@ def build_app(server: Server) -> FastAPI:
 
 def endpoints() -> dict[tuple[str, ...], Callable[..., Any]]:
     """Returns what answers each request by its methods and paths, such as ``GET /health``; pages are left out."""
-    found: dict[Callable[..., Any], list[str]] = {}
+    paths: dict[Callable[..., Any], list[str]] = {}
     routes = [route for api in _APIS for route in api.router.routes if isinstance(route, APIRoute)]
     for route in (route for route in routes if route.include_in_schema):
-        found.setdefault(route.endpoint, []).extend(f"{method} {route.path}" for method in sorted(route.methods))
-    return {tuple(paths): answer for answer, paths in found.items()}
+        paths.setdefault(route.endpoint, []).extend(f"{method} {route.path}" for method in sorted(route.methods))
+    return {tuple(each): answer for answer, each in paths.items()}
 
 
 def _reply(error: ApiError) -> JSONResponse:
