@@ -149,7 +149,7 @@ def test_on_a_real_server(name: str, server: LocalServer, tmp_path: Path) -> Non
                 run = Run(engine, seed=1, journal=journal)
                 arguments: dict[str, Any] = {"extract": final_number, "parameters": Parameters(max_tokens=6)}
                 try:
-                    answer = await STRATEGIES[name](run, QUESTION, **{**arguments, **KNOBS[name]})
+                    answer = await STRATEGIES[name](run, QUESTION, **{**arguments, **KNOBS.get(name, {})})
                 finally:
                     await engine.close()
             return answer, run, tap.usages()
