@@ -14,7 +14,6 @@ import inspect
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -117,7 +116,11 @@ def test_version_is_one_fact() -> None:
     assert importlib.import_module("importlib.metadata").version("partsong") == partsong.__version__
 
 
-if __name__ == "__main__":
-    started = time.perf_counter()
+def write() -> None:
+    """Rewrites the snapshot."""
     SNAPSHOT.write_text(json.dumps(public_api(), indent=1) + "\n", encoding="utf-8")
-    print(f"{SNAPSHOT} rewritten in {time.perf_counter() - started:.1f} s: say why in CHANGELOG.md")
+
+
+if __name__ == "__main__":
+    write()
+    print(f"{SNAPSHOT} is rewritten: say why in CHANGELOG.md")

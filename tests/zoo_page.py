@@ -72,7 +72,7 @@ def training(model: ZooModel) -> str:
 
 def card(name: str, pattern: str) -> str:
     """Returns the one place of a model's card that a pattern's group finds."""
-    text = " ".join((ROOT / WEIGHTS / name / "README.md").read_text(encoding="utf-8").split())
+    text = " ".join((ROOT / WEIGHTS / name / "README.md").read_text(encoding="utf-8").split()) + " "
     found = re.findall(pattern, text)
     assert len(found) == 1, f"the card of {name} has {len(found)} places with {pattern}"
     return found[0]
@@ -123,7 +123,7 @@ def _products() -> tuple[str, str]:
     )
 
 
-#: What was measured of each model, and the file that says so.
+#: What was measured, and the file that says so, of the models whose card does not say it after "In short:".
 MEASURED: dict[str, Callable[[], tuple[str, str]]] = {
     "shapes": lambda: _facts("drift/2026-11-22-zoo", "100 captions", model="shapes", nproc=1, case="serial"),
     "shapes-few": lambda: _facts("steps/2026-11-26-few-steps", "200 captions, 4 steps", case="shapes-few, 4"),
@@ -141,11 +141,16 @@ MEASURED: dict[str, Callable[[], tuple[str, str]]] = {
 }
 
 
+def measured(name: str) -> tuple[str, str]:
+    """Returns what was measured of a model, and the file that says so."""
+    return MEASURED[name]() if name in MEASURED else (card(name, r"In short: (.+?)\. "), f"{WEIGHTS}/{name}/README.md")
+
+
 def models() -> str:
     """Returns a row for each model."""
     lines = []
     for name, model in zoo.MODELS.items():
-        measured, source = MEASURED[name]() if name in MEASURED else ("not measured", "")
+        share, source = measured(name)
         lines.append(
             [
                 f"[`{name}`](#{name})",
@@ -153,7 +158,7 @@ def models() -> str:
                 f"{parameters(model) / 1e6:.1f} M",
                 f"{megabytes(model):.1f}",
                 f"[{training(model)}](../{model.recipe})",
-                f"{measured} ([file](../{source}))" if source else measured,
+                f"{share} ([file](../{source}))",
             ]
         )
     return table(["model", "makes", "parameters", "MB", "training", "measured"], lines)
@@ -182,5 +187,10 @@ def page() -> str:
     return "\n".join([INTRODUCTION, models(), "", *sections, END])
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Writes the page."""
     PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,9 @@ MOVING = (
     "a green triangle moves right",
     "a big purple square bounces up and down slowly",
 )
+#: By task.
 PROMPTS = {
-    "lists-mdlm": "sort : dog ant cat =",
-    "lists-ar": "sort : dog ant cat =",
+    "lists": "sort : dog ant cat =",
     "sums": "make 64 from 3 7 25 6",
     "products": "4729*386=?",
 }
@@ -49,7 +50,7 @@ PROMPTS = {
 def pictures(name: str) -> Pixels:
     """Returns a picture `[H, W, 3]` in [0, 1] of each caption."""
     row, model = zoo.MODELS[name], zoo.load(name)
-    if name == "tiles":
+    if row.read is not None:
         return model.draw(LPD().decode(model.captioned(CAPTIONS), seed=SEED).tokens)
     model.set_progress_bar_config(disable=True)
     seeded = generators(SEED, len(CAPTIONS))
@@ -64,9 +65,27 @@ def clips(name: str) -> list[Pixels]:
     return list(np.asarray(pipe(list(MOVING), generator=seeded, output_type="np", **row.defaults).frames))
 
 
+def drawn_by(name: str) -> tuple[tuple[str, ...], list[Pixels]]:
+    """Returns captions, and the picture or clip of each that a model makes."""
+    torch.manual_seed(SEED)
+    if zoo.MODELS[name].kind == "image":
+        return CAPTIONS, list(pictures(name))
+    return MOVING, clips(name)
+
+
+def read_from(name: str, captions: Sequence[str], drawn: Sequence[Pixels]) -> list[float]:
+    """Returns the part of each caption's facts that the task's reader finds."""
+    return [zoo.MODELS[name].task.facts_read(*each) for each in zip(captions, drawn, strict=True)]
+
+
+def prompt_of(name: str) -> str:
+    """Returns what a model of text is asked."""
+    return PROMPTS[zoo.MODELS[name].task.__name__.rpartition(".")[2]]
+
+
 def answer(name: str) -> str:
     """Returns what a model of text writes after its prompt, the likeliest tokens."""
-    prompt = PROMPTS[name]
+    prompt = prompt_of(name)
     if name == "products":
         return asyncio.run(_forked(prompt))
     model, tokenizer = zoo.load(name)
@@ -94,17 +113,22 @@ async def _forked(prompt: str) -> str:
     return found.text
 
 
-def main() -> None:
-    """Samples and writes everything."""
-    torch.manual_seed(SEED)
-    samples: dict[str, dict[str, Any]] = {}
-    for name, model in zoo.MODELS.items():
+def missing() -> list[str]:
+    """Returns the models whose samples are not there."""
+    there = json.loads(SAMPLES.read_text(encoding="utf-8"))
+    return [name for name in zoo.MODELS if name not in there]
+
+
+def main(names: Collection[str]) -> None:
+    """Samples some models, writes what they drew, and keeps the samples of the others."""
+    samples: dict[str, dict[str, Any]] = json.loads(SAMPLES.read_text(encoding="utf-8"))
+    for name in names:
+        model = zoo.MODELS[name]
         if model.kind == "text":
-            samples[name] = {"prompt": PROMPTS[name], "text": answer(name)}
+            samples[name] = {"prompt": prompt_of(name), "text": answer(name)}
             continue
-        captions = CAPTIONS if model.kind == "image" else MOVING
-        drawn = pictures(name) if model.kind == "image" else clips(name)
-        samples[name] = {"facts": [model.task.facts_read(*each) for each in zip(captions, drawn, strict=True)]}
+        captions, drawn = drawn_by(name)
+        samples[name] = {"facts": read_from(name, captions, drawn)}
         if model.kind == "image":
             sheet = labelled([enlarged(each, SIDE) for each in drawn], [""] * len(captions))
             sheet.quantize(128, dither=Image.Dither.NONE).save(IMAGES / f"zoo-{name}.png", optimize=True)
@@ -112,8 +136,9 @@ def main() -> None:
             moments = zip(*drawn, strict=True)
             frames = [labelled([enlarged(each, SIDE) for each in moment], [""] * len(captions)) for moment in moments]
             save_gif(IMAGES / f"zoo-{name}.gif", frames, 80, last=80, colours=32)
+    samples = {name: samples[name] for name in zoo.MODELS}
     SAMPLES.write_text(json.dumps(samples, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(zoo.MODELS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io as memory
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +18,7 @@ __all__ = ["PartsongEdit", "PartsongImage", "PartsongStrategy", "PartsongVideo"]
 _STRENGTH = "How far to go from the picture, up to 1. -1 takes the model's own."
 #: What travels between the strategy node and the others: the text that `partsong image --strategy` takes.
 StrategyType = io.Custom("PARTSONG_STRATEGY")
-NAMES = [
-    *("auto", "serial", "cfg-parallel", "data-parallel", "ulysses", "ring", "usp", "token-ring", "dynamic-sequence"),
-    *("sync-patch", "displaced-patch", "partial-patch", "patch-pipeline", "tensor-parallel", "sharded-weights"),
-    *("time-parallel", "timestep-pipeline", "lagged-layers", "drafted-steps", "structure-guidance", "clip-parallel"),
-    *("dual-parallel", "expert-parallel", "step-cache", "parallel-vae", "encode-once"),
-]
+NAMES = ["auto", "serial", *Path(__file__).with_name("strategies.txt").read_text(encoding="utf-8").split()]
 
 
 class PartsongStrategy(io.ComfyNode):

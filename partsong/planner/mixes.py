@@ -8,41 +8,25 @@ from collections.abc import Iterator, Sequence
 from partsong.parallel.strategy import Strategy
 from partsong.planner.subject import Subject
 from partsong.samplers.registry import (
+    BUILT_IN,
     CfgParallel,
-    ClipParallel,
     DataParallel,
     DisplacedPatch,
     DraftedSteps,
     EncodeOnce,
-    LaggedLayers,
     ParallelVae,
-    PartialPatch,
-    PatchPipeline,
     Ring,
     ShardedWeights,
     StepCache,
-    SyncPatch,
     TensorParallel,
     TimeParallel,
-    TokenRing,
     Ulysses,
 )
 
 __all__ = ["mixes_for"]
 
 #: Strategies that take ranks of their own; each with what it leaves may be one part of a mix.
-_ONE_AXIS = (
-    Ulysses,
-    Ring,
-    TokenRing,
-    SyncPatch,
-    DisplacedPatch,
-    PartialPatch,
-    TensorParallel,
-    ClipParallel,
-    PatchPipeline,
-    LaggedLayers,
-)
+_ONE_AXIS = tuple(row.strategy for row in BUILT_IN if row.planned)
 #: Pairs that share the ranks of a call, the one with the dearer exchange second, where links are fast.
 _PAIRS = ((Ring, Ulysses), (Ulysses, TensorParallel), (Ring, TensorParallel), (DisplacedPatch, TensorParallel))
 #: Loops over points of the trajectory, and how many points fill so many ranks.
@@ -88,7 +72,7 @@ def _inside(outer: tuple[Strategy, ...], left: int) -> Iterator[tuple[Strategy, 
         yield outer
         return
     for kind in _ONE_AXIS:
-        yield (*outer, kind(degree=left))
+        yield (*outer, kind(degree=left))  # type: ignore[call-arg] - a strategy with one axis has this knob
     for first, second in _PAIRS:
         for degree in _divisors(left)[1:-1]:
             yield (*outer, first(degree=left // degree), second(degree=degree))

@@ -52,30 +52,32 @@ class StrategyRow:
             **arguments)`` yields what the pipeline returns for each block as soon as it is done. Without `everywhere`
             only the first rank decodes, and the others yield None. Progress is kept in the folder `journal`, from which
             a run continues; see `VideoJournal`.
+        planned: the planner tries it on all ranks that branches of guidance and samples leave.
     """
 
     strategy: type[Strategy]
     loop: Callable[..., Any] | None = None
     stream: Callable[..., Generator[Any, None, None]] | None = None
+    planned: bool = False
 
 
 #: The strategies of this package, in the order of every table.
 BUILT_IN = (
     StrategyRow(CfgParallel),
     StrategyRow(DataParallel),
-    StrategyRow(Ulysses),
-    StrategyRow(Ring),
+    StrategyRow(Ulysses, planned=True),
+    StrategyRow(Ring, planned=True),
     StrategyRow(Usp),
-    StrategyRow(TokenRing),
+    StrategyRow(TokenRing, planned=True),
     StrategyRow(DynamicSequence),
-    StrategyRow(SyncPatch),
-    StrategyRow(DisplacedPatch),
-    StrategyRow(PartialPatch),
-    StrategyRow(TensorParallel),
+    StrategyRow(SyncPatch, planned=True),
+    StrategyRow(DisplacedPatch, planned=True),
+    StrategyRow(PartialPatch, planned=True),
+    StrategyRow(TensorParallel, planned=True),
     StrategyRow(ShardedWeights),
-    StrategyRow(PatchPipeline, loop=patch_pipeline),
-    StrategyRow(LaggedLayers),
-    StrategyRow(ClipParallel),
+    StrategyRow(PatchPipeline, loop=patch_pipeline, planned=True),
+    StrategyRow(LaggedLayers, planned=True),
+    StrategyRow(ClipParallel, planned=True),
     StrategyRow(DualParallel, stream=dual_parallel),
     StrategyRow(TimestepPipeline, stream=timestep_pipeline),
     StrategyRow(TimeParallel, loop=time_parallel),

@@ -7,12 +7,14 @@ import hmac
 import ipaddress
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,7 +24,10 @@ from partsong.serving import chat_api, images_api, jobs_api, page_api, videos_ap
 from partsong.serving.errors import ApiError, as_api_error, invalid
 from partsong.serving.server import Server
 
-__all__ = ["build_app"]
+__all__ = ["build_app", "endpoints"]
+
+#: What answers requests, in the order of the documentation's table.
+_APIS = (images_api, videos_api, chat_api, jobs_api, page_api)
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +48,7 @@ def build_app(server: Server) -> FastAPI:
 
     app = FastAPI(title="partsong", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = server
-    for api in (jobs_api, images_api, videos_api, chat_api, page_api):
+    for api in _APIS:
         app.include_router(api.router)
     app.add_exception_handler(PartsongError, _partsong_error)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -51,6 +56,15 @@ def build_app(server: Server) -> FastAPI:
     app.add_exception_handler(Exception, _unexpected)
     app.add_middleware(_Gate, server=server)
     return app
+
+
+def endpoints() -> dict[tuple[str, ...], Callable[..., Any]]:
+    """Returns what answers each request by its methods and paths, such as ``GET /health``; pages are left out."""
+    paths: dict[Callable[..., Any], list[str]] = {}
+    routes = [route for api in _APIS for route in api.router.routes if isinstance(route, APIRoute)]
+    for route in (route for route in routes if route.include_in_schema):
+        paths.setdefault(route.endpoint, []).extend(f"{method} {route.path}" for method in sorted(route.methods))
+    return {tuple(each): answer for answer, each in paths.items()}
 
 
 def _reply(error: ApiError) -> JSONResponse:

@@ -31,7 +31,7 @@ _HUNG_UP = 499
 
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
-    """Answers in a chat."""
+    """Answers in a chat, with a rule or a thinking method that the name of the model may hold."""
     return await _reply(request, ChatBody)
 
 

@@ -54,7 +54,7 @@ class ImageRequest(SamplingBody):
 
 @router.post("/generations")
 async def generations(body: ImageRequest, request: Request) -> Any:
-    """Makes pictures of a prompt."""
+    """Makes pictures of a prompt; with `stream`, up to three partial pictures on the way."""
     server: Server = request.app.state.server
     model = server.model(body.model, "image")
     job = await _submit(server, model, body, body.asked(server.limits, num=body.n, strength=body.strength))

@@ -43,7 +43,7 @@ class JobRequest(SamplingBody):
 
 @router.post("/v1/jobs", status_code=202)
 async def create(body: JobRequest, request: Request) -> dict[str, Any]:
-    """Begins a job."""
+    """Begins a picture or a video as a job."""
     server: Server = request.app.state.server
     if body.kind == "video" and body.n != 1:
         raise ApiError(400, f"n={body.n}: one job makes one video; ask for each", param="n")
@@ -68,7 +68,7 @@ async def every(
 
 @router.get("/v1/jobs/{name}")
 async def one(name: str, request: Request) -> dict[str, Any]:
-    """Says where a job stands."""
+    """Says where a job stands, with the bytes and the waiting of each rank."""
     server: Server = request.app.state.server
     return _shown(server, _job(server, name))
 

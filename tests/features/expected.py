@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from partsong.parallel.ranks.mesh import TOKEN_AXES
+from tests.features.groups import GROUPS
+
 #: Words of the errors, by what the table below calls them.
 REASONS = {
     "rows": "it works on rows of an image, not on tokens",
@@ -19,13 +22,9 @@ REASONS = {
 }
 
 _ON_ROWS = dict.fromkeys(("PatchPipeline", "LaggedLayers", "StepCache"), "rows")
-_CUT_ROWS = ("Ulysses", "Ring", "Usp", "TokenRing", "SyncPatch", "DisplacedPatch", "PartialPatch")
+_CUT_ROWS = tuple(name for name, group in GROUPS.items() if set(group[0].axes) & set(TOKEN_AXES))
 _SHARES = ("TensorParallel", "ShardedWeights")
 _REORDERED = ("PatchPipeline", "LaggedLayers", "TimeParallel", "DraftedSteps", "DisplacedPatch", "PartialPatch")
-_EVERY = (
-    *("CfgParallel", "DataParallel", *_CUT_ROWS, *_SHARES, "PatchPipeline", "LaggedLayers"),
-    *("TimeParallel", "DraftedSteps", "StepCache", "ParallelVae", "EncodeOnce"),
-)
 _COUNTING = dict.fromkeys(_REORDERED, "one after the other") | {"StepCache": "two caches"}
 
 #: Feature -> group -> reason.
@@ -42,7 +41,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "enable_cache, PyramidAttentionBroadcast": _COUNTING,
     "enable_cache, TaylorSeer": _COUNTING,
     "enable_cache, TaylorSeer, one sample": _COUNTING | {"CfgParallel": "counts branches"},
-    "enable_cache, FirstBlockCache": dict.fromkeys(_EVERY, "compares"),
+    "enable_cache, FirstBlockCache": dict.fromkeys(GROUPS, "compares"),
     "layerwise casting": {"ShardedWeights": "in one piece"},
     "another scheduler on a UNet": _ON_ROWS,
     "three branches of guidance in a batch": _ON_ROWS | {"EncodeOnce": "encodes"},

@@ -76,8 +76,20 @@ def read() -> dict[str, dict[str, list[dict[str, Any]]]]:
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
+def write_missing() -> None:
+    """Measures the pairs that the table lacks, and drops those that are no more."""
+    rows, wanted = read(), pairs()
+    found = measured([pair for pair in wanted if pair[1] not in rows.get(pair[0], {})])
+    kept = {name: rows.get(name, {}) | found.get(name, {}) for name in PIPELINES}
+    _write({name: {label: kept[name][label] for other, label in wanted if other == name} for name in PIPELINES})
+
+
+def _write(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+    FILE.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
     rows = read() if FILE.exists() and sys.argv[1:] else {}
     for name in sys.argv[1:] or PIPELINES:
         rows |= measured([pair for pair in pairs() if pair[0] == name])
-        FILE.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        _write(rows)

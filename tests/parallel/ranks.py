@@ -25,13 +25,6 @@ def gathered(value: Any) -> list[Any]:
     return rows
 
 
-def on_first(compute: Callable[[], Any]) -> Any:
-    """What the first rank computes, on all: a serial twin is the same on every rank, and costs once."""
-    values = [compute() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(values)
-    return values[0]
-
-
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
     """Relative distance; infinite for another shape."""
     return ((got - want).double().norm() / want.double().norm()).item() if got.shape == want.shape else float("inf")

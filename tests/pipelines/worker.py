@@ -8,40 +8,25 @@ from typing import Any
 
 from diffusers.utils import logging
 
-from partsong import (
-    CfgParallel,
-    DataParallel,
-    DisplacedPatch,
-    PartialPatch,
-    Ring,
-    ShardedWeights,
-    SyncPatch,
-    TensorParallel,
-    TokenRing,
-    Ulysses,
-    Usp,
-)
+from partsong import DisplacedPatch, PartialPatch
 from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.adapters import adapter_for
+from tests.parallel import equivalence_worker
 from tests.parallel.ranks import gathered, on_first
 from tests.pipelines.case import Case, denoisers, distance
 from tests.pipelines.cases import CASES
 
-#: What every pipeline is tried with. Displaced and partial patches are exact as long as all steps are warm-up.
+#: Displaced and partial patches are exact as long as all steps are warm-up.
+_WARM = {"DisplacedPatch": DisplacedPatch(warmup_steps=99), "PartialPatch": PartialPatch(warmup_steps=99)}
+#: Strategies for few models, which have tests of their own.
+_ELSEWHERE = ("DynamicSequence", "ExpertParallel", "LaggedLayers")
+#: What every pipeline is tried with: each strategy of the matrix of models.
 STRATEGIES: dict[str, Strategy] = {
-    "CfgParallel": CfgParallel(),
-    "DataParallel": DataParallel(),
-    "Ulysses": Ulysses(),
-    "Ring": Ring(),
-    "SyncPatch": SyncPatch(),
-    "DisplacedPatch": DisplacedPatch(warmup_steps=99),
-    "PartialPatch": PartialPatch(warmup_steps=99),
-    "TokenRing": TokenRing(),
-    "Usp": Usp(),
-    "TensorParallel": TensorParallel(),
-    "ShardedWeights": ShardedWeights(),
+    name: _WARM.get(name, chosen[0])
+    for name, chosen in equivalence_worker.strategies(2).items()
+    if len(chosen) == 1 and name not in _ELSEWHERE
 }
 #: Pipelines whose models compute norms in single precision, whatever the type of their weights, by how they begin. Sums
 #: over ranks come in another order than in one matrix product, and such a norm rounds what that changes.

@@ -49,7 +49,7 @@ async def score(question: str, trace: Any) -> float:
     return 0.8 if "7" in trace.text else 0.3
 
 
-#: Knobs with which a strategy makes some tens of calls.
+#: Knobs with which a strategy makes some tens of calls; those that are not here run with their defaults.
 KNOBS: dict[str, dict[str, Any]] = {
     "single": {},
     "self-consistency": {"num": 12},
@@ -122,7 +122,7 @@ def think(name: str, engine: Engine, seed: int = 1, more: dict[str, Any] | None 
 
     async def main() -> tuple[Answer, Run]:
         run = Run(engine, seed=seed, **options)
-        return await STRATEGIES[name](run, QUESTION, **{**arguments, **KNOBS[name], **(more or {})}), run
+        return await STRATEGIES[name](run, QUESTION, **{**arguments, **KNOBS.get(name, {}), **(more or {})}), run
 
     (answer, run), seconds = run_virtual(main())
     return answer, run, seconds
@@ -135,7 +135,7 @@ def record_of(answer: Answer) -> str:
 
 
 def test_all_are_here() -> None:
-    assert set(KNOBS) == set(STRATEGIES)
+    assert set(KNOBS) <= set(STRATEGIES)
 
 
 def test_it_ends(name: str, make: Callable[[], Engine]) -> None:

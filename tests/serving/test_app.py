@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from partsong.serving.app import build_app
+from partsong.serving.app import build_app, endpoints
 from partsong.serving.limits import Limits
 from partsong.serving.server import Server
 from tests.serving.running import refused
@@ -42,6 +43,12 @@ def test_without_the_key_nothing_but_the_page_answers(tmp_path: Path, given: str
         assert reply.json()["error"]["type"] == "authentication_error"
     assert _ask(server, "GET", "/health").status_code == 200
     assert _ask(server, "GET", "/").status_code == 200
+
+
+def test_every_endpoint_is_asked_by_a_test() -> None:
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    asked = {path: re.findall(r"[/}]([a-z]+)", path)[-1] for paths in endpoints() for path in paths}
+    assert not [path for path, word in asked.items() if not re.search(rf"\b{word}\b", tests)]
 
 
 def test_with_the_key_it_answers(tmp_path: Path) -> None:

@@ -259,6 +259,10 @@ def test_a_video_is_made_listed_fetched_and_removed(server: RunningServer, clien
     assert ended[-1]["psnr_to_serial"] > 30.0  # of compressed files
     with Image.open(io.BytesIO(httpx.get(f"{server.url}/v1/jobs/{video.id}/difference").content)) as drawn:
         assert drawn.size == (32, 32)
+    again = client.videos.remix(video.id, prompt="a blue square moves up")
+    assert (again.remixed_from_video_id, again.prompt) == (video.id, "a blue square moves up")
+    assert server.json(f"/v1/jobs/{again.id}")["seed"] == 1
+    assert client.videos.delete(again.id).deleted
     assert client.videos.delete(video.id).deleted
     with pytest.raises(openai.NotFoundError):
         client.videos.retrieve(video.id)

@@ -33,7 +33,33 @@ from partsong.reasoning.strategies.short_m import short_m
 from partsong.reasoning.strategies.single import single
 from partsong.reasoning.strategies.skeleton_of_thought import skeleton_of_thought
 
-__all__ = ["STRATEGIES", "Thinking", "ThinkingMethod", "knobs_of", "parse_thinking"]
+__all__ = [
+    "STRATEGIES",
+    "Thinking",
+    "ThinkingMethod",
+    "adaptive_consistency",
+    "beam_search",
+    "best_of_n",
+    "compute_optimal",
+    "decompose",
+    "deepconf",
+    "deepprune",
+    "dvts",
+    "edit_test_select",
+    "fork_join",
+    "knobs_of",
+    "parse_thinking",
+    "particle_filtering",
+    "particle_gibbs",
+    "pdr",
+    "plan_search",
+    "rsa",
+    "self_consistency",
+    "sequential_refinement",
+    "short_m",
+    "single",
+    "skeleton_of_thought",
+]
 
 #: An asynchronous function ``method(run, question, *, extract, parameters)`` that makes many calls of a model.
 ThinkingMethod = Callable[..., Coroutine[Any, Any, Answer]]

@@ -1,5 +1,6 @@
 """Decodes text many tokens at a time: one loop serves masked, block-diffusion and causal language models."""
 
+from partsong.samplers.text import rules, rules_revising
 from partsong.samplers.text.any_order import AnyOrderModel, AnyOrderText, decode_any_order
 from partsong.samplers.text.block_decoder import BlockDecoder
 from partsong.samplers.text.caches import DelayedCache, DualCache, NoCache, PrefixCache, TextCache, VicinityCache
@@ -10,18 +11,8 @@ from partsong.samplers.text.loading import load_text_model
 from partsong.samplers.text.model import TextAdapter, TextModel
 from partsong.samplers.text.registry import CACHES, RULES, parse_cache, parse_rule
 from partsong.samplers.text.rule import Rule
-from partsong.samplers.text.rules import (
-    Dependency,
-    Entropy,
-    EntropyBound,
-    Factor,
-    Hierarchy,
-    KLStable,
-    LLaDA,
-    Quota,
-    Threshold,
-)
-from partsong.samplers.text.rules_revising import InsertDelete, Renoise, Revoke, SoftTokens, TokenEditing
+from partsong.samplers.text.rules import *  # noqa: F403 - every rule that only decides
+from partsong.samplers.text.rules_revising import *  # noqa: F403 - every rule that revises
 from partsong.samplers.text.speculative_decoder import SpeculativeDecoder
 from partsong.samplers.text.tally import Tally
 
@@ -34,23 +25,11 @@ __all__ = [
     "BlockDecoder",
     "Decoded",
     "DelayedCache",
-    "Dependency",
     "DualCache",
-    "Entropy",
-    "EntropyBound",
     "Event",
-    "Factor",
-    "Hierarchy",
-    "InsertDelete",
-    "KLStable",
-    "LLaDA",
     "NoCache",
     "PrefixCache",
-    "Quota",
-    "Renoise",
-    "Revoke",
     "Rule",
-    "SoftTokens",
     "SpeculativeDecoder",
     "Step",
     "Tally",
@@ -58,8 +37,6 @@ __all__ = [
     "TextCache",
     "TextModel",
     "TextStream",
-    "Threshold",
-    "TokenEditing",
     "VicinityCache",
     "decode",
     "decode_any_order",
@@ -68,3 +45,5 @@ __all__ = [
     "parse_cache",
     "parse_rule",
 ]
+__all__ += rules.__all__
+__all__ += rules_revising.__all__
