@@ -176,10 +176,13 @@ def run(nproc: int, cases: list[Case]) -> dict[Case, dict[str, Any]]:
     """All these cases, which are on the ranks of this process."""
     logging.set_verbosity_error()
     results = {}
-    for label, chosen in strategies(nproc).items():
-        with Mesh(**mesh_for(chosen, nproc)) as mesh:
-            mesh.axis(*mesh.degrees)  # asked for first, all axes together must not lend their name to a single one
-            for case in (case for case in cases if case[1] == label):
-                _, _, name, dtype, side = case
-                results[case] = _case(name, side, DTYPES[dtype], chosen, mesh)
+    with Mesh(data=nproc):  # keeps the ranks connected from one mesh to the next
+        for label, chosen in strategies(nproc).items():
+            if not (some := [case for case in cases if case[1] == label]):
+                continue
+            with Mesh(**mesh_for(chosen, nproc)) as mesh:
+                mesh.axis(*mesh.degrees)  # asked for first, all axes together must not lend their name to a single one
+                for case in some:
+                    _, _, name, dtype, side = case
+                    results[case] = _case(name, side, DTYPES[dtype], chosen, mesh)
     return results

@@ -195,7 +195,7 @@ def _beside_a_ring() -> str:
 def run(nproc: int, names: list[str]) -> dict[str, Any]:
     """Everything of one number of ranks, in one launch: these cases, and what is not a case."""
     logging.set_verbosity_error()
-    with torch.no_grad():
+    with Mesh(data=nproc), torch.no_grad():  # keeps the ranks connected from one mesh to the next
         return {
             "cases": {name: _case(cases(nproc)[name], nproc) for name in names},
             "everything": _covers_everything(nproc),

@@ -97,24 +97,27 @@ def usual(nproc: int) -> list[Case]:
 def matrix(nproc: int, cases: list[Case]) -> dict[Case, dict[str, Any]]:
     """All these cases, which are on the ranks of this process."""
     logging.set_verbosity_error()
-    results, meshes = {}, strategies(nproc)
-    for case in cases:
-        _, label, name, dtype, size = case
-        model, calls, want = _twin(name, DTYPES[dtype], SIZES[size])
-        with Mesh(**mesh_for(meshes[label], nproc)) as mesh, torch.no_grad():
-            with parallelize(model, *meshes[label], mesh=mesh) as plan, Ledger(flops=False) as ledger:
-                got = [model(**call).sample for call in calls]
-                predicted = plan.explain().bytes_total()
-            again = model(**calls[0]).sample
-            mine = [max(map(error, got, want)), ledger.summary()["bytes_sent"], float(torch.equal(again, want[0]))]
-            table = agree(mesh.axis(*mesh.degrees), mine)
-        results[case] = {
-            "error": max(row[0] for row in table),
-            "counted": [int(row[1]) for row in table],
-            "predicted": predicted,
-            "restored": all(row[2] == 1.0 for row in table),
-        }
-    return results
+    meshes = strategies(nproc)
+    with Mesh(data=nproc), torch.no_grad():  # keeps the ranks connected from one mesh to the next
+        return {case: _case(case, meshes[case[1]], nproc) for case in cases}
+
+
+def _case(case: Case, chosen: tuple[Strategy, ...], nproc: int) -> dict[str, Any]:
+    _, _, name, dtype, size = case
+    model, calls, want = _twin(name, DTYPES[dtype], SIZES[size])
+    with Mesh(**mesh_for(chosen, nproc)) as mesh:
+        with parallelize(model, *chosen, mesh=mesh) as plan, Ledger(flops=False) as ledger:
+            got = [model(**call).sample for call in calls]
+            predicted = plan.explain().bytes_total()
+        again = model(**calls[0]).sample
+        mine = [max(map(error, got, want)), ledger.summary()["bytes_sent"], float(torch.equal(again, want[0]))]
+        table = agree(mesh.axis(*mesh.degrees), mine)
+    return {
+        "error": max(row[0] for row in table),
+        "counted": [int(row[1]) for row in table],
+        "predicted": predicted,
+        "restored": all(row[2] == 1.0 for row in table),
+    }
 
 
 def pipelines(nproc: int, cases: list[PipeCase]) -> dict[PipeCase, list[Any]]:

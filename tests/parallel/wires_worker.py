@@ -204,6 +204,6 @@ def unets(every: bool) -> dict[str, list[dict[str, Any]]]:
 def run(nproc: int, names: list[str], every: bool) -> dict[str, Any]:
     """These cases, of this number of ranks, and what is not a case."""
     logging.set_verbosity_error()
-    with torch.no_grad():
+    with Mesh(data=nproc), torch.no_grad():  # keeps the ranks connected from one mesh to the next
         found: dict[str, Any] = {name: _case(cases(nproc)[name], nproc) for name in names}
         return found | {"rows": rows(nproc), "unets": unets(every or nproc == 2)}
