@@ -12,7 +12,7 @@ from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, parallelize
 from partsong.parallel.step_cache.tables import CacheCalibration
 from tests.parallel.pipelines import PIPES
-from tests.parallel.ranks import gathered
+from tests.parallel.ranks import gathered, staying_connected
 
 STEPS = 8
 #: Between the changes that the tiny models' first blocks make, so that some steps are left out and some are not.
@@ -80,6 +80,7 @@ def alone(name: str, batch: int = 1, cache: StepCache | None = None) -> Made:
         return made(name, (), mesh, batch, cache)
 
 
+@staying_connected
 def ranks(nproc: int, every: bool) -> dict[Any, Any]:
     """On two ranks, or asked for everything, all; else what is there on four ranks only."""
     found: dict[Any, Any] = {"counted": []}

@@ -19,7 +19,7 @@ from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.ranks.collectives import agree
 from tests.parallel.clip_models import GRID, LONGEST, MAIN, VIDEOS, attention_by_definition
 from tests.parallel.clip_pipelines import PIPES
-from tests.parallel.ranks import error, gathered
+from tests.parallel.ranks import error, gathered, staying_connected
 
 #: What a case is made of: number of ranks, strategies, model and type.
 Case = tuple[int, str, str, str]
@@ -96,6 +96,7 @@ def _strategies(label: str) -> tuple[Strategy, ...]:
     return (guided[kind], knobs_of(label)) if clips else (guided[kind],)
 
 
+@staying_connected
 def matrix(nproc: int, cases: list[Case]) -> dict[Case, dict[str, Any]]:
     """All these cases, which are on the ranks of this process."""
     logging.set_verbosity_error()
@@ -136,6 +137,7 @@ def is_clean(module: Any) -> bool:
     return not any({"forward", "_diffusers_hook"} & vars(child).keys() for child in module.modules())
 
 
+@staying_connected
 def pipelines(nproc: int, cases: list[PipeCase]) -> dict[PipeCase, list[Any]]:
     """Real pipelines, exact and with windows: each rank's distance to one rank, and what is left.
 
@@ -212,6 +214,7 @@ def _said(trial: Callable[[], Any]) -> str:
     return "nothing was refused"
 
 
+@staying_connected
 def interrupted(nproc: int) -> list[tuple[str, bool, bool]]:
     """A call that fails in the middle on every rank: nothing is left behind, and the plan works again."""
     rows = []
@@ -231,6 +234,7 @@ def _fail(*_: Any) -> None:
     raise RuntimeError("stopped")
 
 
+@staying_connected
 def scaled_down(nproc: int) -> dict[str, tuple[list[int], list[int]]]:
     """Bytes of one step in the middle of a generation: predicted without ranks, and counted with them."""
     results, knobs = {}, ClipParallel(window=1, stride=3)

@@ -15,7 +15,7 @@ from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import PIPES
-from tests.parallel.ranks import gathered
+from tests.parallel.ranks import gathered, staying_connected
 
 EXPERTS, BATCH = 4, 3
 
@@ -92,6 +92,7 @@ def _made(strategies: tuple[Strategy, ...], nproc: int) -> Made:
         return Made(*map(list, zip(*rows, strict=True)))
 
 
+@staying_connected
 def run(nproc: int, every: bool = True) -> dict[str, Made]:
     """Everything on some ranks; or, on more ranks than there are cores, what has other experts there."""
     logging.set_verbosity_error()

@@ -10,7 +10,7 @@ from partsong import Mesh, generate, mesh_for, zoo
 from partsong.parallel import parallelize
 from partsong.samplers.registry import parse_strategy
 from partsong.seeds import generators
-from tests.parallel.ranks import error, gathered
+from tests.parallel.ranks import error, gathered, staying_connected
 
 MIXES = (
     *(
@@ -27,6 +27,7 @@ MIXES = (
 PROMPTS = ["a red circle left of a blue square", "a large yellow triangle above a small green circle"]
 
 
+@staying_connected
 def run(mixes: tuple[str, ...]) -> dict[str, Any]:
     """Compares pictures of four steps with those of one process, in float64."""
     pipe = zoo.load("shapes-few", dtype=torch.float64)

@@ -13,7 +13,7 @@ from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.model_hooks import sample_of
 from tests.parallel.families import FAMILIES
 from tests.parallel.image_pipelines import IMAGE_PIPES
-from tests.parallel.ranks import error, gathered
+from tests.parallel.ranks import error, gathered, staying_connected
 
 STRATEGIES: dict[str, Strategy] = {"Ulysses": Ulysses(), "CfgParallel": CfgParallel()}
 RESIDUAL_STRATEGIES: dict[str, Strategy] = {"Ulysses": Ulysses(), "DataParallel": DataParallel()}
@@ -30,6 +30,7 @@ RESIDUALS = {
 }
 
 
+@staying_connected
 def pipelines(cases: list[tuple[str, str]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Pipelines under a strategy: error, bytes counted and predicted, on each rank."""
     logging.set_verbosity_error()
@@ -53,6 +54,7 @@ def _pipeline(pipe_of: Any, strategy: Strategy, mesh: Mesh, size: tuple[int, int
     return {"error": error(got, want), "sent": int(ledger.summary()["bytes_sent"]), "predicted": predicted}
 
 
+@staying_connected
 def residuals(nproc: int, cases: list[Case]) -> dict[Case, list[tuple[float, float]]]:
     """Error with residuals, and what the residuals change, on each rank."""
     logging.set_verbosity_error()

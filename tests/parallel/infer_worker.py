@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from partsong import DataParallel, Ring, ShardedWeights, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
-from tests.parallel.ranks import error, gathered
+from tests.parallel.ranks import error, gathered, staying_connected
 
 WIDTH = 24
 
@@ -168,6 +168,7 @@ MODELS = {
 WRONG = {"Centred": Centred, "Rolled": Rolled, "NoProjection": NoProjection, "Linear": lambda: nn.Linear(2, 2)}
 
 
+@staying_connected
 def right(nproc: int, cases: list[tuple[str, str]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Plain models under a strategy: error of two calls, bytes counted and predicted, and what was said of checks."""
     results = {}

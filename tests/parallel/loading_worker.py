@@ -15,7 +15,7 @@ from partsong.parallel import Strategy, parallelize
 from partsong.parallel.ranks.trees import broadcast_tree
 from partsong.samplers.registry import parse_strategy
 from partsong.seeds import generators
-from tests.parallel.ranks import error, gathered
+from tests.parallel.ranks import error, gathered, staying_connected
 from tests.parallel.tensor_worker import _held
 
 CALL = {"prompt": "a red circle left of a blue square", "num_inference_steps": 2, "output_type": "pt"}
@@ -32,6 +32,7 @@ def _strategies(mix: str) -> list[Strategy]:
     return [parse_strategy(part) for part in mix.split()]
 
 
+@staying_connected
 def mixes(nproc: int, names: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
     """The trained model under some mixes, on each rank."""
     logging.set_verbosity_error()

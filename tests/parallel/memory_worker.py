@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from partsong.parallel import Mesh, mesh_for, parallelize, predict_memory
 from partsong.samplers import registry
-from tests.parallel.ranks import gathered
+from tests.parallel.ranks import gathered, staying_connected
 from tests.parallel.unets import UNETS
 
 CALLS = 4
@@ -74,6 +74,7 @@ class Alive(TorchDispatchMode):
         return output
 
 
+@staying_connected
 def memory(nproc: int, cases: list[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[int, int]]]:
     """Bytes on each rank, counted and predicted, for each model and the strategies beside its name."""
     results = {}

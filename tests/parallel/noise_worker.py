@@ -12,7 +12,7 @@ from partsong import CfgParallel, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, parallelize
 from tests.parallel.pipelines import PIPES
-from tests.parallel.ranks import error, gathered
+from tests.parallel.ranks import error, gathered, staying_connected
 
 SEED = 100
 
@@ -62,6 +62,7 @@ def _case(case: Case, mesh: Mesh) -> dict[str, Any]:
     }
 
 
+@staying_connected
 def run() -> dict[str, list[dict[str, Any]]]:
     results = {}
     for name, case in CASES.items():

@@ -20,7 +20,7 @@ from partsong.samplers import generate
 from tests.parallel.autoencoders import VAES, result
 from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import PIPES
-from tests.parallel.ranks import error
+from tests.parallel.ranks import error, staying_connected
 from tests.parallel.ranks import gathered as _gathered
 from tests.parallel.unets import UNET_PIPES, randomized
 from tests.parallel.unets import _picture as picture
@@ -111,6 +111,7 @@ def _repainted(pipe: Any) -> Tensor:
     return whole.call(pipe, steps=2)
 
 
+@staying_connected
 def pipelines(nproc: int) -> dict[str, dict[str, Any]]:
     """Real pipelines, with the denoiser split in other ways or not at all."""
     logging.set_verbosity_error()

@@ -15,7 +15,7 @@ from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import PIPES, STEPS, Pipe
-from tests.parallel.ranks import error, gathered
+from tests.parallel.ranks import error, gathered, staying_connected
 
 ODD, EVEN = (48, 80), (64, 64)
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -87,6 +87,7 @@ def _forwards(pipe: Any) -> bool:
     return any("forward" in vars(child) for child in pipe.transformer.modules())
 
 
+@staying_connected
 def matrix(nproc: int, keys: list[Key]) -> dict[Key, dict[str, Any]]:
     """These cases, which are all on the ranks of this process."""
     results = {}
@@ -290,6 +291,7 @@ AXIS = {
 }
 
 
+@staying_connected
 def scenarios() -> dict[str, list[Any]]:
     """Every scenario on two ranks: what each rank got, or the error it was given."""
     results = {}

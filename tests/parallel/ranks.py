@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from partsong.parallel import Mesh
+
 Twin = TypeVar("Twin")
+Work = TypeVar("Work", bound=Callable[..., Any])
+
+
+def staying_connected(work: Work) -> Work:
+    """Keeps ranks connected while a function opens one mesh after another: connecting takes longer than most cases."""
+
+    @functools.wraps(work)
+    def run(*args: Any, **named: Any) -> Any:
+        with Mesh(data=int(os.environ.get("WORLD_SIZE", "1"))):
+            return work(*args, **named)
+
+    return run  # type: ignore[return-value]
 
 
 def on_first(compute: Callable[[], Twin]) -> Twin:

@@ -34,7 +34,7 @@ from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.model_hooks import sample_of
 from tests.parallel.autoencoders import VAES, result
 from tests.parallel.families import FAMILIES
-from tests.parallel.ranks import error, gathered
+from tests.parallel.ranks import error, gathered, staying_connected
 from tests.parallel.unets import UNETS
 
 #: Shares by number of ranks. Those of four are unlike in every pair, and no product of two pairs.
@@ -82,6 +82,7 @@ def _model(name: str) -> tuple[Any, dict[str, Any]]:
     return FAMILIES[name].model(8, torch.float64), FAMILIES[name].call(8, 2, torch.float64)
 
 
+@staying_connected
 def matrix(nproc: int, cases: list[Case]) -> dict[Case, dict[str, Any]]:
     """Three equal calls in each case: distance from one rank, bytes counted and predicted, and what the cut is."""
     logging.set_verbosity_error()

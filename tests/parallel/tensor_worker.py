@@ -15,7 +15,7 @@ from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.ranks.sums import sum_over, sum_sends
 from tests.parallel.families import FAMILIES
-from tests.parallel.ranks import error, gathered
+from tests.parallel.ranks import error, gathered, staying_connected
 
 SIDE, STEPS = 8, (900, 100)
 #: Two streams and one; the same with fused projections; norms over the whole width; heads that share keys.
@@ -85,6 +85,7 @@ def outcome(name: str, strategies: tuple[Strategy, ...], mesh: Mesh) -> dict[str
     }
 
 
+@staying_connected
 def mixes(
     nproc: int, tried: Mapping[str, tuple[Strategy, ...]], cases: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], list[dict[str, Any]]]:

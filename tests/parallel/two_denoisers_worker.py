@@ -12,7 +12,7 @@ from partsong import CfgParallel, DataParallel, DisplacedPatch, Ring, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from tests.parallel.pipelines import PIPES
-from tests.parallel.ranks import error, gathered
+from tests.parallel.ranks import error, gathered, staying_connected
 
 STEPS = 5
 BOUNDARY = 0.8
@@ -101,6 +101,7 @@ def _stale(order: int, mesh: Mesh, boundary: float) -> dict[str, Any]:
     return {"error": error(got, want), "sent": sent, "predicted": predicted[mesh.rank]}
 
 
+@staying_connected
 def run(names: Collection[str]) -> dict[str, list[dict[str, Any]]]:
     results = {}
     for name, strategy in ((name, STRATEGIES[name]) for name in names):

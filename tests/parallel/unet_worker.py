@@ -21,7 +21,7 @@ from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.ranks.collectives import agree, gather_tokens
 from tests.covering import taking_turns
 from tests.parallel.equivalence_worker import strategies
-from tests.parallel.ranks import error, gathered
+from tests.parallel.ranks import error, gathered, staying_connected
 from tests.parallel.unets import UNET_PIPES, UNETS
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -120,6 +120,7 @@ def _case(case: Case, chosen: tuple[Strategy, ...], nproc: int) -> dict[str, Any
     }
 
 
+@staying_connected
 def pipelines(nproc: int, cases: list[PipeCase]) -> dict[PipeCase, list[Any]]:
     """Real pipelines: every rank's error, whether bytes are as predicted, whether the pipeline is clean afterwards."""
     logging.set_verbosity_error()
@@ -137,6 +138,7 @@ def pipelines(nproc: int, cases: list[PipeCase]) -> dict[PipeCase, list[Any]]:
     return results
 
 
+@staying_connected
 def convergence(nproc: int) -> dict[tuple[int, float], float]:
     """The error of a displaced step for an order and a size of step."""
     model, results = UNETS["SD"].model(torch.float64), {}
@@ -158,6 +160,7 @@ def convergence(nproc: int) -> dict[tuple[int, float], float]:
 OLD: dict[str, Strategy] = {"DisplacedPatch": DisplacedPatch(warmup_steps=2), "PartialPatch": PartialPatch(portion=2.0)}
 
 
+@staying_connected
 def unchanged(nproc: int, cases: list[tuple[str, str]]) -> dict[tuple[str, str], tuple[float, bool]]:
     """The error of the last of three equal calls, where old is as good as new, and whether bytes are as told."""
     results = {}
@@ -256,6 +259,7 @@ def refusals(nproc: int) -> dict[str, str]:
     return results
 
 
+@staying_connected
 def scaled_down(nproc: int) -> dict[tuple[str, str], tuple[list[int], list[int]]]:
     """Bytes of one step in the middle of a generation: predicted without ranks, and counted with them."""
     results = {}

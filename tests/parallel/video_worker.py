@@ -15,7 +15,7 @@ from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.model_hooks import sample_of
 from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import STEPS, Pipe
-from tests.parallel.ranks import error, gathered
+from tests.parallel.ranks import error, gathered, staying_connected
 from tests.parallel.video_pipelines import VIDEO_PIPES
 
 STRATEGIES: dict[str, Strategy] = {
@@ -38,6 +38,7 @@ def names(label: str) -> list[str]:
     return FEW.get(label, list(VIDEO_PIPES))
 
 
+@staying_connected
 def pipelines(cases: list[tuple[str, str]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Pipelines under a strategy: error, bytes and steps on each rank."""
     logging.set_verbosity_error()
@@ -99,6 +100,7 @@ def latte_call(shape: tuple[int, int, int, int, bool]) -> dict[str, Any]:
     }
 
 
+@staying_connected
 def shapes(nproc: int, cases: list[tuple[str, str]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Some shapes on each rank: error, bytes, and what is left behind."""
     results = {}
@@ -205,6 +207,7 @@ SCENARIOS: Mapping[str, Callable[[Mesh], Any]] = {
 }
 
 
+@staying_connected
 def scenarios() -> dict[str, list[Any]]:
     """Every scenario: what each rank got, or the error it was given."""
     logging.set_verbosity_error()
