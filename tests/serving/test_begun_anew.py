@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Client
 from pathlib import Path
 
@@ -29,6 +29,8 @@ class Ranks:
 
     def __init__(self, deaths: int = 0) -> None:
         self.deaths, self.made = deaths, list[JobWork]()
+        self.may_die = threading.Event()
+        self.may_die.set()
 
     def run(self, settings: GroupSettings, nproc: int, closing: threading.Event) -> None:
         # A server that closes may hang up instead of saying so.
@@ -39,6 +41,7 @@ class Ranks:
                     continue
                 line.send(JobStarted(message.work.id))
                 if self.deaths and message.work.id == "image_0":
+                    self.may_die.wait(30)
                     self.deaths -= 1
                     raise DistributedError("rank 0 was killed by SIGKILL")
                 self.made.append(message.work)
@@ -56,8 +59,14 @@ def _left_behind(folder: Path, states: Sequence[Status]) -> None:
     journal.close()
 
 
-def _served(folder: Path, ranks: Ranks, replicas: int = 1, name: str = "shapes") -> list[Job]:
-    """Serves until all jobs have ended; returns them."""
+def _served(
+    folder: Path,
+    ranks: Ranks,
+    replicas: int = 1,
+    name: str = "shapes",
+    meanwhile: Callable[[Server], None] = lambda server: None,
+) -> list[Job]:
+    """Serves until all jobs have ended, and does something once the first is at work; returns the jobs."""
 
     async def serve() -> list[Job]:
         model = picture_model(name, nproc=1, strategies=(), loras={})
@@ -67,6 +76,10 @@ def _served(folder: Path, ranks: Ranks, replicas: int = 1, name: str = "shapes")
         server.open()
         await server.start()
         try:
+            async with asyncio.timeout(30):
+                while next(iter(server.jobs.values())).status == "queued":
+                    await asyncio.sleep(0.005)
+            meanwhile(server)
             for job in (jobs := list(server.jobs.values())):
                 async with asyncio.timeout(30):
                     async for _ in server.watchers.changes(job, 0.1):
@@ -112,3 +125,17 @@ def test_a_job_whose_ranks_died_goes_to_others_until_it_killed_three(
         assert "after the ranks that made it ended: rank 0 was killed" in str(job.note)
     else:
         assert job.error == {"code": "ranks_ended", "message": "rank 0 was killed by SIGKILL"}
+
+
+def test_a_job_that_was_cancelled_as_its_ranks_died_is_not_made(tmp_path: Path) -> None:
+    _left_behind(tmp_path, ("queued", "queued"))
+    ranks = Ranks(deaths=1)
+    ranks.may_die.clear()
+
+    def cancel(server: Server) -> None:
+        server.cancel(server.jobs["image_1"])  # of which the ranks hear nothing any more
+        assert server.jobs["image_1"].status == "queued"
+        ranks.may_die.set()
+
+    job, cancelled = _served(tmp_path, ranks, meanwhile=cancel)
+    assert (job.status, cancelled.status, ranks.made) == ("failed", "cancelled", [])
