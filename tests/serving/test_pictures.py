@@ -22,6 +22,8 @@ from tests.integrations.comfy_stub import pack_beside
 from tests.serving.running import RunningServer, pixels, running
 
 PROMPT = "a red circle left of a blue square"
+#: Less than the model's own number of steps; its pictures are not read here.
+FEW: dict[str, Any] = {"num_inference_steps": 8}
 
 
 @pytest.fixture
@@ -45,10 +47,10 @@ def _alone(pipe: Any, prompt: str, seed: int, num: int = 1, **more: Any) -> NDAr
 
 
 def test_a_picture_is_the_one_the_pipeline_draws(client: openai.OpenAI, shapes: Any) -> None:
-    reply = client.images.generate(model="shapes", prompt=PROMPT, n=2, extra_body={"seed": 3})
+    reply = client.images.generate(model="shapes", prompt=PROMPT, n=2, extra_body={"seed": 3, **FEW})
     assert reply.size == "64x64"
     assert reply.data is not None
-    expected = _alone(shapes, PROMPT, 3, num=2)
+    expected = _alone(shapes, PROMPT, 3, num=2, **FEW)
     for datum, picture in zip(reply.data, expected, strict=True):
         assert datum.b64_json is not None
         assert np.abs(pixels(datum.b64_json) - picture).max() <= 1  # of 255: rounding may fall on either side
@@ -79,13 +81,15 @@ def test_whatever_arrives_beside_it_a_picture_stays_the_same(client: openai.Open
 
 def test_a_stream_shows_partial_pictures_then_the_whole(client: openai.OpenAI, shapes: Any) -> None:
     # The map from latents to colours learns from what was drawn before.
-    client.images.generate(model="shapes", prompt="a green triangle above a red square", n=4, extra_body={"seed": 1})
+    client.images.generate(
+        model="shapes", prompt="a green triangle above a red square", n=4, extra_body={"seed": 1, **FEW}
+    )
     stream = client.images.generate(
-        model="shapes", prompt=PROMPT, stream=True, partial_images=2, extra_body={"seed": 5}
+        model="shapes", prompt=PROMPT, stream=True, partial_images=2, extra_body={"seed": 5, **FEW}
     )
     events = list(stream)
     assert [event.type for event in events] == ["image_generation.partial_image"] * 2 + ["image_generation.completed"]
-    expected = _alone(shapes, PROMPT, 5)[0]
+    expected = _alone(shapes, PROMPT, 5, **FEW)[0]
     apart = [np.abs(pixels(event.b64_json) - expected).mean() for event in events]
     assert np.abs(pixels(events[-1].b64_json) - expected).max() <= 1
     assert apart[1] < apart[0]  # the later one is nearer to the end
@@ -94,7 +98,7 @@ def test_a_stream_shows_partial_pictures_then_the_whole(client: openai.OpenAI, s
 
 
 def test_an_address_instead_of_text(client: openai.OpenAI) -> None:
-    reply = client.images.generate(model="shapes", prompt=PROMPT, response_format="url", extra_body={"seed": 1})
+    reply = client.images.generate(model="shapes", prompt=PROMPT, response_format="url", extra_body={"seed": 1, **FEW})
     assert reply.data is not None
     fetched = httpx.get(str(reply.data[0].url))
     with Image.open(io.BytesIO(fetched.content)) as picture:
@@ -175,7 +179,7 @@ def test_a_model_of_text_alone_takes_no_picture(client: openai.OpenAI) -> None:
 
 def test_hanging_up_drops_the_job_and_no_other(server: RunningServer, client: openai.OpenAI, shapes: Any) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(client.images.generate, model="shapes", prompt=PROMPT, extra_body={"seed": 9})
+        beside = pool.submit(client.images.generate, model="shapes", prompt=PROMPT, extra_body={"seed": 9, **FEW})
         body = {"model": "shapes", "prompt": PROMPT, "stream": True, "seed": 77, "num_inference_steps": 200}
         with httpx.stream("POST", f"{server.url}/v1/images/generations", json=body) as reply:
             next(reply.iter_text())
@@ -183,7 +187,7 @@ def test_hanging_up_drops_the_job_and_no_other(server: RunningServer, client: op
         reply_beside = beside.result()
     assert reply_beside.data is not None
     assert reply_beside.data[0].b64_json is not None
-    assert np.abs(pixels(reply_beside.data[0].b64_json) - _alone(shapes, PROMPT, 9)[0]).max() <= 1
+    assert np.abs(pixels(reply_beside.data[0].b64_json) - _alone(shapes, PROMPT, 9, **FEW)[0]).max() <= 1
     assert _job_of_seed(server, 77)["step"] < 200
 
 

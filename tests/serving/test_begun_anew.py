@@ -1,0 +1,141 @@
+"""Checks which jobs begin anew when a server or its ranks have ended, with ranks that are threads of this process.
+
+The same with real servers, whose processes are killed, runs with ``--full``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import pytest
+
+from partsong.errors import DistributedError
+from partsong.serving.catalog import picture_model
+from partsong.serving.jobs import Job, Status
+from partsong.serving.journal import JobJournal
+from partsong.serving.messages import JobFinished, JobStarted, JobWork, Ready, Stop, Submit
+from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.runners import RankRunner
+from partsong.serving.server import Server
+
+
+class Ranks:
+    """Stands for the ranks of a server, of which one ends with the first job, for so many times."""
+
+    def __init__(self, deaths: int = 0) -> None:
+        self.deaths, self.made = deaths, list[JobWork]()
+        self.may_die = threading.Event()
+        self.may_die.set()
+
+    def run(self, settings: GroupSettings, nproc: int, closing: threading.Event) -> None:
+        # A server that closes may hang up instead of saying so.
+        with Client(settings.address, authkey=settings.authkey) as line, contextlib.suppress(EOFError):
+            line.send(Ready(strategies=(), defaults={}, kind="image"))
+            while not isinstance(message := line.recv(), Stop):
+                if not isinstance(message, Submit):
+                    continue
+                line.send(JobStarted(message.work.id))
+                if self.deaths and message.work.id == "image_0":
+                    self.may_die.wait(30)
+                    self.deaths -= 1
+                    raise DistributedError("rank 0 was killed by SIGKILL")
+                self.made.append(message.work)
+                line.send(JobFinished(id=message.work.id, spent=(), seconds=1.0))
+
+
+def _left_behind(folder: Path, states: Sequence[Status]) -> None:
+    """Writes what a server leaves behind that ends with jobs in some states."""
+    journal = JobJournal(folder / "jobs.sqlite")
+    for number, status in enumerate(states):
+        request = {"prompt": "a red circle", "n": 1, "seed": number, "width": 64, "height": 64}
+        journal.write(
+            Job(id=f"image_{number}", kind="image", model="shapes", request=request, status=status, created_at=number)
+        )
+    journal.close()
+
+
+def _served(
+    folder: Path,
+    ranks: Ranks,
+    replicas: int = 1,
+    name: str = "shapes",
+    meanwhile: Callable[[Server], None] = lambda server: None,
+) -> list[Job]:
+    """Serves until all jobs have ended, and does something once the first is at work; returns the jobs."""
+
+    async def serve() -> list[Job]:
+        model = picture_model(name, nproc=1, strategies=(), loras={})
+        server = Server(
+            models=(model,), folder=folder, runner=RankRunner(run=ranks.run, host="127.0.0.1"), replicas=replicas
+        )
+        server.open()
+        await server.start()
+        try:
+            async with asyncio.timeout(30):
+                while next(iter(server.jobs.values())).status == "queued":
+                    await asyncio.sleep(0.005)
+            meanwhile(server)
+            for job in (jobs := list(server.jobs.values())):
+                async with asyncio.timeout(30):
+                    async for _ in server.watchers.changes(job, 0.1):
+                        pass
+            return jobs
+        finally:
+            await server.close()
+
+    return asyncio.run(serve())
+
+
+def test_a_server_takes_up_what_the_last_one_left_behind(tmp_path: Path) -> None:
+    _left_behind(tmp_path, ("completed", "in_progress", "queued"))
+    ranks = Ranks()
+    done, begun, waited = _served(tmp_path, ranks)
+    assert [work.id for work in ranks.made] == ["image_1", "image_2"]
+    assert {job.status for job in (done, begun, waited)} == {"completed"}
+    assert done.note is None
+    assert "from its first step after the server ended; it began then" in str(begun.note)
+    assert "it waited for its turn then" in str(waited.note)
+
+
+def test_a_job_of_a_model_that_is_not_served_any_more_fails(tmp_path: Path) -> None:
+    _left_behind(tmp_path, ("queued",))
+    (job,) = _served(tmp_path, Ranks(), name="shapes-unet")
+    assert job.status == "failed"
+    assert job.error == {"code": "model_gone", "message": "shapes is not served any more"}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "deaths", "status"), [(2, 1, "completed"), (2, 2, "completed"), (2, 3, "failed"), (1, 1, "failed")]
+)
+def test_a_job_whose_ranks_died_goes_to_others_until_it_killed_three(
+    tmp_path: Path, replicas: int, deaths: int, status: str
+) -> None:
+    _left_behind(tmp_path, ("queued", "queued"))
+    ranks = Ranks(deaths)
+    job, other = _served(tmp_path, ranks, replicas)
+    assert (job.status, job.losses, other.status, other.losses) == (status, deaths, "completed", 0)
+    made = ["image_0", "image_1"] if status == "completed" else ["image_1"]
+    assert sorted(work.id for work in ranks.made) == made
+    if status == "completed":
+        assert "after the ranks that made it ended: rank 0 was killed" in str(job.note)
+    else:
+        assert job.error == {"code": "ranks_ended", "message": "rank 0 was killed by SIGKILL"}
+
+
+def test_a_job_that_was_cancelled_as_its_ranks_died_is_not_made(tmp_path: Path) -> None:
+    _left_behind(tmp_path, ("queued", "queued"))
+    ranks = Ranks(deaths=1)
+    ranks.may_die.clear()
+
+    def cancel(server: Server) -> None:
+        server.cancel(server.jobs["image_1"])  # of which the ranks hear nothing any more
+        assert server.jobs["image_1"].status == "queued"
+        ranks.may_die.set()
+
+    job, cancelled = _served(tmp_path, ranks, meanwhile=cancel)
+    assert (job.status, cancelled.status, ranks.made) == ("failed", "cancelled", [])
