@@ -28,7 +28,6 @@ from partsong.reasoning.cluster import RayEngine
 from partsong.reasoning.cluster.engine import _check_room
 from partsong.reasoning.cluster.placement import MAX_LEAD, Placement, gpu_share
 from partsong.reasoning.strategies import parse_thinking
-from tests import covering
 from tests.serving.ray_cluster import RAY_ENVIRONMENT
 
 #: Words of an answer that takes a second.
@@ -228,10 +227,8 @@ def test_a_halt_falls_on_the_same_token_and_a_cancelled_call_ends_in_its_actor(r
         try:
             run = Run(engine)
             halted = await run.call(request("long").messages, path=("a",), halt=enough)
-            task, begun = (
-                asyncio.ensure_future(engine.generate(request("long"), lambda *a, **b: begun.set())),
-                asyncio.Event(),
-            )
+            begun = asyncio.Event()
+            task = asyncio.ensure_future(engine.generate(request("long"), lambda *a, **b: begun.set()))
             await begun.wait()
             task.cancel()
             before = asyncio.get_running_loop().time()
@@ -363,8 +360,7 @@ def test_problems_survive_the_death_of_an_engine(ray: Any) -> None:
     from partsong.reasoning.local import LocalEngine
     from partsong_zoo.sums import answer_of, check, draw
 
-    num = 50 if covering.FULL else 16
-    drawn = [draw("sum", random.Random(seed), fresh=True) for seed in range(num)]
+    drawn = [draw("sum", random.Random(seed), fresh=True) for seed in range(50)]
     problems = [
         Problem(
             task="sums", number=k, question=one.question, gold=str(answer_of(one.solution)), extract=answer_of,
@@ -372,7 +368,7 @@ def test_problems_survive_the_death_of_an_engine(ray: Any) -> None:
         )
         for k, one in enumerate(drawn)
     ]  # fmt: skip
-    strategies = {"vote": parse_thinking("self-consistency:num=4,early_stop=false")}
+    num, strategies = len(problems), {"vote": parse_thinking("self-consistency:num=4,early_stop=false")}
     given: dict[str, Any] = {"seed": 3, "parameters": Parameters(max_tokens=80), "together": 8}
 
     async def alone() -> list[Any]:

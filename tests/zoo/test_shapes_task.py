@@ -39,7 +39,9 @@ def total_read(captions: list[str], pictures: NDArray[np.float32]) -> float:
     return float(np.mean([value for row in held for value in row.values()]))
 
 
-@pytest.mark.parametrize("damage", ["none", "noise", "blur and noise"])
+@pytest.mark.parametrize(
+    "damage", [*(pytest.param(name, marks=pytest.mark.full) for name in ("none", "noise")), "blur and noise"]
+)
 def test_reader_reads_the_truth(damage: str) -> None:
     pictures = (PICTURES / 255.0).astype(np.float32)
     if damage == "blur and noise":

@@ -106,6 +106,7 @@ def test_unknown_stages_and_knobs_out_of_bounds_are_refused(recipe: ModuleType, 
         recipe.trained_model(World("cpu"), 6)
 
 
+@pytest.mark.full
 def test_a_student_that_was_shipped_is_trained_on(recipe: ModuleType, finished: Path, tmp_path: Path) -> None:
     for name in ("pool.npy", "reader.pt"):
         (tmp_path / name).write_bytes((finished / name).read_bytes())

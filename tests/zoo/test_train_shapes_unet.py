@@ -312,6 +312,7 @@ def test_a_layout_is_what_a_picture_shows() -> None:
         assert np.abs(np.einsum("kyx,kc->yxc", layout, palette) - mean).mean() < 0.02 * 255
 
 
+@pytest.mark.full
 def test_a_unet_learns_to_tell_what_stands_where() -> None:
     """Told by its latents which of four pictures it sees, it soon does better than who knows their mean layout."""
     layouts = torch.from_numpy(np.stack([draw_layout(draw_things(generator(9, index))) for index in range(4)]))
