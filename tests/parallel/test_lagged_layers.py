@@ -14,11 +14,12 @@ from partsong.ledger import Ledger
 from partsong.parallel import ADAPTERS
 from partsong.parallel.ranks.launch import launch
 from tests.parallel import lagged_worker
+from tests.parallel.equivalence_worker import compared
 from tests.parallel.families import FAMILIES
 from tests.parallel.lagged_worker import BLOCKS, KNOBS
 from tests.parallel.ranks import error
 from tests.pipelines.case import distance
-from tests.pipelines.cases import CASES
+from tests.pipelines.cases import CASES, cases_beside
 
 
 @functools.cache
@@ -88,7 +89,11 @@ def test_a_window_to_the_end_is_none() -> None:
     assert torch.equal(*outputs)
 
 
-@pytest.mark.parametrize("name", lagged_worker.OTHERS)
+#: Pipelines of models that are in no family.
+OTHERS = cases_beside(LaggedLayers(), {model for name, model in compared() if name == "lagged-layers"})
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_other_pipelines_lag_after_the_warm_up(name: str) -> None:
     case = CASES[name]
     pipe = case.make()

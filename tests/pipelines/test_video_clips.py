@@ -12,12 +12,13 @@ from partsong import ClipParallel, Mesh, parallelize
 from partsong.ledger import Ledger
 from partsong.parallel.ranks.launch import launch
 from tests import covering
+from tests.parallel.clip_models import VIDEOS
 from tests.parallel.ranks import gathered
 from tests.pipelines.case import distance
-from tests.pipelines.cases import CASES
+from tests.pipelines.cases import CASES, cases_beside, models_of
 
 #: One pipeline or two of every newer family; ChronoEdit's has two frames.
-NAMES = (
+_CHOSEN = (
     "WanVACEPipeline",
     "WanAnimatePipeline",
     "ChronoEditPipeline",
@@ -33,6 +34,8 @@ NAMES = (
     "Kandinsky6TI2VAPipeline",
     "StableVideoDiffusionPipeline",
 )
+_MODELS = {model for name in _CHOSEN for model in models_of(name)} | {type(v.build()).__name__ for v in VIDEOS.values()}
+NAMES = (*_CHOSEN, *cases_beside(ClipParallel(), _MODELS))
 PRODUCT = [(nproc, name) for nproc in (2, 3) for name in NAMES if (nproc, name) != (3, "ChronoEditPipeline")]
 #: By default every pipeline runs on two ranks or on three.
 TRIED = PRODUCT if covering.FULL else [pair for pair in PRODUCT if NAMES.index(pair[1]) % 2 == pair[0] - 2]
