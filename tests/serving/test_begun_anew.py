@@ -19,7 +19,7 @@ from partsong.serving.catalog import picture_model
 from partsong.serving.jobs import Job, Status
 from partsong.serving.journal import JobJournal
 from partsong.serving.messages import JobFinished, JobStarted, JobWork, Ready, Stop, Submit
-from partsong.serving.ranks.settings import GroupSettings
+from partsong.serving.ranks.settings import ReplicaSettings
 from partsong.serving.runners import RankRunner
 from partsong.serving.server import Server
 
@@ -29,10 +29,12 @@ class Ranks:
 
     def __init__(self, deaths: int = 0) -> None:
         self.deaths, self.made = deaths, list[JobWork]()
+        self.jobs: dict[str, Job] = {}
         self.may_die = threading.Event()
         self.may_die.set()
 
-    def run(self, settings: GroupSettings, nproc: int, closing: threading.Event) -> None:
+    def run(self, settings: ReplicaSettings, nproc: int, closing: threading.Event) -> None:
+        pause = threading.Event()
         # A server that closes may hang up instead of saying so.
         with Client(settings.address, authkey=settings.authkey) as line, contextlib.suppress(EOFError):
             line.send(Ready(strategies=(), defaults={}, kind="image"))
@@ -41,6 +43,9 @@ class Ranks:
                     continue
                 line.send(JobStarted(message.work.id))
                 if self.deaths and message.work.id == "image_0":
+                    # A death before the server has heard that the job is at work would cost the job nothing.
+                    while self.jobs[message.work.id].status != "in_progress":
+                        pause.wait(0.005)
                     self.may_die.wait(30)
                     self.deaths -= 1
                     raise DistributedError("rank 0 was killed by SIGKILL")
@@ -71,8 +76,9 @@ def _served(
     async def serve() -> list[Job]:
         model = picture_model(name, nproc=1, strategies=(), loras={})
         server = Server(
-            models=(model,), folder=folder, runner=RankRunner(run=ranks.run, host="127.0.0.1"), replicas=replicas
+            models=(model,), folder=folder, runner=RankRunner(run=ranks.run, host="127.0.0.1"), num_replicas=replicas
         )
+        ranks.jobs = server.jobs
         server.open()
         await server.start()
         try:
