@@ -119,3 +119,13 @@ def test_no_job_is_lost_and_none_is_at_two_places_whatever_happens() -> None:
         assert [roster.load(each) for each in range(3)] == [list(at.values()).count(each) for each in range(3)]
         if roster.up:
             assert None not in at.values()
+
+
+def test_one_of_two_jobs_moves_and_a_single_one_stays() -> None:
+    for names, moves in (("ab", [("b", 0)]), ("a", [])):
+        roster = Roster(2)
+        roster.up.add(0)
+        for name in names:
+            roster.place(name)
+        roster.up.add(1)
+        assert roster.to_move() == moves
