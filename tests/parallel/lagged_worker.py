@@ -31,17 +31,6 @@ KNOBS: dict[str, dict[str, Any]] = {
 }
 
 
-#: Pipelines of models that are in no family here.
-OTHERS = (
-    "AceStepPipeline",
-    "HiDreamImagePipeline",
-    "HunyuanVideoFramepackPipeline",
-    "Kandinsky5T2IPipeline",
-    "LuminaPipeline",
-    "SanaVideoPipeline",
-)
-
-
 @dataclass
 class Made:
     """What became of a generation: pictures of every rank, and bytes that each one sent and was predicted to send."""

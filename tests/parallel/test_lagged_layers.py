@@ -16,11 +16,12 @@ from partsong.parallel import ADAPTERS
 from partsong.parallel.ranks.launch import launch
 from tests import covering
 from tests.parallel import lagged_worker
+from tests.parallel.equivalence_worker import compared
 from tests.parallel.families import FAMILIES
 from tests.parallel.lagged_worker import BLOCKS, KNOBS
 from tests.parallel.ranks import error
 from tests.pipelines.case import distance
-from tests.pipelines.cases import CASES
+from tests.pipelines.cases import CASES, cases_beside
 
 #: What several ranks make by default: knobs take turns with models.
 USUAL = {
@@ -104,12 +105,13 @@ def test_a_window_to_the_end_is_none() -> None:
     assert torch.equal(*outputs)
 
 
+#: Pipelines of models that are in no family.
+OTHERS = cases_beside(LaggedLayers(), {model for name, model in compared() if name == "lagged-layers"})
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if place % 2 == 0 else [pytest.mark.full])
-        for place, name in enumerate(lagged_worker.OTHERS)
-    ],
+    [pytest.param(name, marks=[] if place % 2 == 0 else [pytest.mark.full]) for place, name in enumerate(OTHERS)],
 )
 def test_other_pipelines_lag_after_the_warm_up(name: str) -> None:
     case = CASES[name]

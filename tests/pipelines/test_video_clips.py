@@ -13,12 +13,13 @@ from partsong import ClipParallel, Mesh, parallelize
 from partsong.ledger import Ledger
 from partsong.parallel.ranks.launch import launch
 from tests import covering
+from tests.parallel.clip_models import VIDEOS
 from tests.parallel.ranks import gathered, on_first
 from tests.pipelines.case import distance
-from tests.pipelines.cases import CASES
+from tests.pipelines.cases import CASES, cases_beside, models_of
 
 #: One pipeline or two of every newer family; ChronoEdit's has two frames.
-NAMES = (
+_CHOSEN = (
     "WanVACEPipeline",
     "WanAnimatePipeline",
     "ChronoEditPipeline",
@@ -34,11 +35,13 @@ NAMES = (
     "Kandinsky6TI2VAPipeline",
     "StableVideoDiffusionPipeline",
 )
+_MODELS = {model for name in _CHOSEN for model in models_of(name)} | {type(v.build()).__name__ for v in VIDEOS.values()}
+NAMES = (*_CHOSEN, *cases_beside(ClipParallel(), _MODELS))
 PRODUCT = [(nproc, name) for nproc in (2, 3) for name in NAMES if (nproc, name) != (3, "ChronoEditPipeline")]
 #: The rest is left to ``--full``: their models have clips of their own in tests/parallel.
 FEW = (2, "WanVACEPipeline"), (3, "WanAnimatePipeline"), (2, "ChronoEditPipeline"), (2, "HunyuanVideo15Pipeline")
 FEW += (3, "LTX2Pipeline"), (2, "CosmosTextToWorldPipeline"), (2, "EasyAnimatePipeline")
-FEW += ((2, "StableVideoDiffusionPipeline"),)
+FEW += ((2, "StableVideoDiffusionPipeline"), *((2, name) for name in NAMES if name not in _CHOSEN))
 TRIED = PRODUCT if covering.FULL else list(FEW)
 
 

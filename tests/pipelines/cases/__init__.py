@@ -6,9 +6,11 @@ import importlib
 import inspect
 import pkgutil
 import re
+from collections.abc import Collection
 
 import diffusers
 
+from partsong.parallel import ADAPTERS, Strategy
 from tests.pipelines.case import DENOISERS, Case
 
 #: Every module here lists its cases in ``HERE``, and in ``LEFT`` the pipelines of its families that have none.
@@ -47,6 +49,13 @@ def models_of(name: str) -> set[str]:
     parameters = inspect.signature(getattr(diffusers, name).__init__).parameters
     kinds = (str(parameters[part].annotation) for part in DENOISERS if part in parameters)
     return {word for kind in kinds for word in re.findall(r"\w+", kind) if hasattr(diffusers, word)}
+
+
+def cases_beside(strategy: Strategy, models: Collection[str]) -> list[str]:
+    """One case for each model that a strategy does not refuse and that is none of these."""
+    rows = {model for model, row in ADAPTERS.items() if not strategy.refuses(row)}
+    first = {model: name for name in reversed(CASES) for model in models_of(CASES[name].pipeline)}
+    return sorted({first[model] for model in (rows & first.keys()) - {*models}})
 
 
 #: Classes of the denoisers of all pipelines that are tried.
