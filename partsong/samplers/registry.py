@@ -52,7 +52,7 @@ class StrategyRow:
             **arguments)`` yields what the pipeline returns for each block as soon as it is done. Without `everywhere`
             only the first rank decodes, and the others yield None. Progress is kept in the folder `journal`, from which
             a run continues; see `VideoJournal`.
-        planned: the planner tries it on all ranks that branches of guidance and samples leave.
+        planned: the planner tries it on all ranks that branches of guidance and samples leave; not read of plug-ins.
     """
 
     strategy: type[Strategy]

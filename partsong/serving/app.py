@@ -63,7 +63,7 @@ def endpoints() -> dict[tuple[str, ...], Callable[..., Any]]:
     paths: dict[Callable[..., Any], list[str]] = {}
     routes = [route for api in _APIS for route in api.router.routes if isinstance(route, APIRoute)]
     for route in (route for route in routes if route.include_in_schema):
-        paths.setdefault(route.endpoint, []).extend(f"{method} {route.path}" for method in sorted(route.methods))
+        paths.setdefault(route.endpoint, []).extend(f"{method} {route.path}" for method in sorted(route.methods or ()))
     return {tuple(each): answer for answer, each in paths.items()}
 
 

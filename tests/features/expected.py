@@ -21,11 +21,11 @@ REASONS = {
     "guider": "changes layers for one of its calls, and",
 }
 
-_ON_ROWS = dict.fromkeys(("PatchPipeline", "LaggedLayers", "StepCache"), "rows")
+_ON_ROWS: dict[str, str] = dict.fromkeys(("PatchPipeline", "LaggedLayers", "StepCache"), "rows")
 _CUT_ROWS = tuple(name for name, group in GROUPS.items() if set(group[0].axes) & set(TOKEN_AXES))
 _SHARES = ("TensorParallel", "ShardedWeights")
 _REORDERED = ("PatchPipeline", "LaggedLayers", "TimeParallel", "DraftedSteps", "DisplacedPatch", "PartialPatch")
-_COUNTING = dict.fromkeys(_REORDERED, "one after the other") | {"StepCache": "two caches"}
+_COUNTING: dict[str, str] = dict.fromkeys(_REORDERED, "one after the other") | {"StepCache": "two caches"}
 
 #: Feature -> group -> reason.
 REFUSED: dict[str, dict[str, str]] = {
