@@ -20,7 +20,6 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
-@pytest.mark.full  # a picture is drawn under torchrun in tests/test_cli.py
 def test_works_under_torchrun() -> None:
     done = torchrun()
     assert done.returncode == 0, done.stderr
