@@ -19,6 +19,7 @@ REASONS = {
     "counts branches": "counts the calls for each branch of guidance, and the ranks of CfgParallel make some of them",
     "encodes": "has no encode_prompt(), so its embeddings cannot be sent; drop it",
     "guider": "changes layers for one of its calls, and",
+    "no autoencoder": "has no autoencoder to cut; drop ParallelVae",
 }
 
 _ON_ROWS: dict[str, str] = dict.fromkeys(("PatchPipeline", "LaggedLayers", "StepCache"), "rows")
@@ -26,6 +27,8 @@ _CUT_ROWS = tuple(name for name, group in GROUPS.items() if set(group[0].axes) &
 _SHARES = ("TensorParallel", "ShardedWeights")
 _REORDERED = ("PatchPipeline", "LaggedLayers", "TimeParallel", "DraftedSteps", "DisplacedPatch", "PartialPatch")
 _COUNTING: dict[str, str] = dict.fromkeys(_REORDERED, "one after the other") | {"StepCache": "two caches"}
+#: The modular pipelines that are tried hold the blocks of denoising, neither text encoders nor an autoencoder.
+_DENOISING_ONLY = {"EncodeOnce": "encodes", "ParallelVae": "no autoencoder"}
 
 #: Feature -> group -> reason.
 REFUSED: dict[str, dict[str, str]] = {
@@ -45,10 +48,10 @@ REFUSED: dict[str, dict[str, str]] = {
     "layerwise casting": {"ShardedWeights": "in one piece"},
     "another scheduler on a UNet": _ON_ROWS,
     "three branches of guidance in a batch": _ON_ROWS | {"EncodeOnce": "encodes"},
-    "three branches of guidance, one by one": {"EncodeOnce": "encodes"},
-    "ModularPipeline": {"EncodeOnce": "encodes"},
-    "ModularPipeline, one sample": {"EncodeOnce": "encodes"},
-    "ModularPipeline, SkipLayerGuidance": {"EncodeOnce": "encodes"}
+    "three branches of guidance, one by one": _DENOISING_ONLY,
+    "ModularPipeline": _DENOISING_ONLY,
+    "ModularPipeline, one sample": _DENOISING_ONLY,
+    "ModularPipeline, SkipLayerGuidance": _DENOISING_ONLY
     | dict.fromkeys(("CfgParallel", "PatchPipeline", "TimeParallel", "DraftedSteps"), "guider"),
 }
 
