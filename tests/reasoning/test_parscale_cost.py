@@ -10,17 +10,10 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
+from benchmarks.parscale_cost import HARDWARE, Hardware, cost_table
 from partsong.errors import ArgumentError
 from partsong.evals.bench.parscale import bench_parscale_model, run
-from partsong.reasoning.parscale.cost import (
-    HARDWARE,
-    LAWS,
-    Hardware,
-    Shape,
-    cost_table,
-    equivalent_parameters,
-    predicted_loss,
-)
+from partsong.reasoning.parscale.cost import LAWS, Shape, equivalent_parameters, predicted_loss
 from partsong.reasoning.parscale.model import ParScale
 from partsong.reasoning.parscale.weights import StreamWeights
 from tests.reasoning.parscale_reference import tiny

@@ -29,7 +29,7 @@ from partsong.samplers.text.loading import load_text_model
 from partsong.samplers.text.model import TextAdapter, TextModel
 from partsong.samplers.text.request import row_seeds
 
-__all__ = ["Likelihood", "chain_log_likelihood", "log_likelihood"]
+__all__ = ["Likelihood", "log_likelihood"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,53 +135,6 @@ def log_likelihood(
     ]
 
 
-def chain_log_likelihood(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[int]],
-    orders: Sequence[Sequence[int]],
-    *,
-    adapter: Any = None,
-    batch_size: Count = 16,
-) -> list[float]:
-    """Computes log-probabilities of writing answers one token at a time in given orders, with a forward per token.
-
-    The bound of `log_likelihood` is their mean over all orders. If all orders agree, they are the log-likelihood.
-
-    Args:
-        model: a masked model, as in `log_likelihood`.
-        prompts: as in `log_likelihood`.
-        answers: as in `log_likelihood`.
-        orders: for each row the places of the answer, counted from 0, in the order of writing.
-        adapter: as in `decode`.
-        batch_size: rows of a forward.
-
-    Returns:
-        A number in nats for each answer.
-
-    Raises:
-        ArgumentError: an order is not a permutation of the answer's places, or as in `log_likelihood`.
-        UnsupportedError: the model is not masked, or its blocks have an order of their own.
-    """
-    model, prompts, answers = _checked(model, adapter, prompts, answers)
-    check_knobs(type_hints(chain_log_likelihood), {"batch_size": batch_size})
-    if model.adapter.attention != "full":
-        raise UnsupportedError(f"{model.adapter.name!r} writes in an order of its own; use log_likelihood")
-    if len(orders) != len(answers):
-        raise ArgumentError(f"{len(orders)} orders for {len(answers)} answers; give one for each")
-    jobs = []
-    for row, (prompt, answer, order) in enumerate(zip(prompts, answers, orders, strict=True)):
-        if sorted(order) != list(range(len(answer))):
-            raise ArgumentError(f"order {row} is {list(order)}; use each of 0 to {len(answer) - 1} once")
-        whole = [*prompt, *answer]
-        for step in range(len(order)):
-            masked = tuple(len(prompt) + place for place in order[step:])
-            jobs.append(_Job(row, 0, step, whole, len(prompt), len(whole), masked, 1.0))
-    # Of each forward only the token that is written next counts.
-    values, _ = _run(model, jobs, batch_size, first_only=True)
-    return [total for total, _ in _sums(jobs, values, len(answers))]
-
-
 def _sums(jobs: Sequence[_Job], values: Sequence[float], answers: int) -> list[tuple[float, float]]:
     """Adds up the values of each answer, and returns the sums with their variances."""
     totals = [0.0] * answers
@@ -249,13 +202,8 @@ def _segments(model: TextModel, prompt: int, answer: int) -> list[tuple[int, int
 
 
 @torch.no_grad()
-def _run(
-    model: TextModel, jobs: Sequence[_Job], batch_size: int, *, first_only: bool = False
-) -> tuple[list[float], list[bool]]:
-    """Returns for each job the weighted mean log-probability of its masked tokens, and whether they are the likeliest.
-
-    With `first_only` it reads only the first of them.
-    """
+def _run(model: TextModel, jobs: Sequence[_Job], batch_size: int) -> tuple[list[float], list[bool]]:
+    """Returns for each job the weighted mean log-probability of its masked tokens, and whether they are likeliest."""
     values, best = [0.0] * len(jobs), [False] * len(jobs)
     # The mask token cannot be an answer, just as in decoding.
     masks = (model.mask_token_id,) if model.adapter.noise == "mask" and model.mask_token_id is not None else ()
@@ -263,24 +211,23 @@ def _run(
     order = sorted(range(len(jobs)), key=lambda index: -jobs[index].length)
     for low in range(0, len(order), batch_size):
         here = order[low : low + batch_size]
-        reads = [job.masked[:1] if first_only else job.masked for job in (jobs[index] for index in here)]
-        hidden, tokens = _hidden(model, [jobs[index] for index in here], reads)
+        hidden, tokens = _hidden(model, [jobs[index] for index in here])
         logprobs, argmax = log_probs(model.head, hidden, tokens, bias)
-        counts = [len(read) for read in reads]
+        counts = [len(jobs[index].masked) for index in here]
         parts = zip(here, logprobs.double().split(counts), (argmax == tokens).split(counts), strict=True)
         for index, part, hits in parts:
             values[index], best[index] = jobs[index].weight * float(part.mean()), bool(hits.all())
     return values, best
 
 
-def _hidden(model: TextModel, jobs: Sequence[_Job], reads: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-    """Returns the hidden states `[M, C]` that predict the tokens at some positions, and those tokens `[M]`."""
+def _hidden(model: TextModel, jobs: Sequence[_Job]) -> tuple[Tensor, Tensor]:
+    """Returns the hidden states `[M, C]` that predict the masked tokens, and those tokens `[M]`."""
     adapter, device = model.adapter, model.device
     length = max(job.length for job in jobs)
     tokens = torch.zeros(len(jobs), length, dtype=torch.int64)
     for row, job in enumerate(jobs):
         tokens[row, : job.length] = torch.tensor(job.tokens[: job.length])
-    targets = torch.cat([tokens[row, list(read)] for row, read in enumerate(reads)])
+    targets = torch.cat([tokens[row, list(job.masked)] for row, job in enumerate(jobs)])
     if adapter.noise == "mask":
         assert model.mask_token_id is not None
         for row, job in enumerate(jobs):

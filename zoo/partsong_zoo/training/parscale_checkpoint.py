@@ -159,7 +159,15 @@ def _streams(settings: dict[str, Any], model: PreTrainedModel, state: dict[str, 
     weights = StreamWeights.new(
         model, settings[_NUM], prefix_length=settings.get(_LENGTH, 48), smoothing=settings.get(_SMOOTHING, 0.01)
     )
-    weights.load_published(state)
+    own = weights.published()
+    if missing := sorted(set(own) - set(state)):
+        raise ArgumentError(f"the checkpoint has no {missing[0]} ({len(missing)} of {len(own)} names are missing)")
+    with torch.no_grad():
+        for name, value in own.items():
+            if state[name].shape != value.shape:
+                shape, expected = tuple(state[name].shape), tuple(value.shape)
+                raise ArgumentError(f"{name} has shape {shape} in the checkpoint, {expected} was expected")
+            value.copy_(state[name])
     return weights.eval()
 
 
