@@ -13,7 +13,7 @@ from partsong.errors import ArgumentError
 from partsong.knobs import Count, check_knobs, type_hints
 from partsong.reasoning.parscale.cost import LAWS, Law, Shape, equivalent_parameters, predicted_loss
 
-__all__ = ["HARDWARE", "Hardware", "cost_table"]
+__all__ = ["HARDWARE", "Hardware", "cost_table", "stream_parameters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,14 @@ HARDWARE = {
     "h200": Hardware(989e12, 4.8e12),
     "rtx-4090": Hardware(165e12, 1.01e12),
 }
+
+
+def stream_parameters(shape: Shape, num_streams: int, prefix_length: int) -> float:
+    """Counts the parameters that streams add: prefixes and the aggregator; one stream adds none."""
+    if num_streams == 1:
+        return 0.0
+    prefixes = 2 * shape.layers * num_streams * prefix_length * shape.kv_width
+    return prefixes + (num_streams * shape.width + 1) * shape.width + (shape.width + 1) * num_streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,7 @@ def cost_table(
         for side, one, count in (("streams", shape, num), ("parameters", wide, 1)):
             cost = price(one, count)
             row = {"name": f"{side} {num}", "size": num, "side": side, "predicted_loss": loss}
-            row["parameters"] = one.parameters + one.embeddings + one.stream_parameters(count, prefix_length)
+            row["parameters"] = one.parameters + one.embeddings + stream_parameters(one, count, prefix_length)
             row |= {"memory_bytes": cost.memory, "prefill_seconds": cost.prefill, "token_seconds": cost.token}
             row |= {"memory_added": cost.memory / base.memory - 1, "token_added": cost.token / base.token - 1}
             rows.append(row)
@@ -114,12 +122,12 @@ def _price(
     prompt, new = tokens
     in_front = prefix if num > 1 else 0
     rows = batch * num
-    weights = (shape.parameters + shape.embeddings + shape.stream_parameters(num, prefix)) * size
+    weights = (shape.parameters + shape.embeddings + stream_parameters(shape, num, prefix)) * size
     per_key = 2 * shape.layers * shape.kv_width * size
     memory = weights + per_key * rows * (in_front + prompt + new)
     # The streams meet before the output layer, which runs once. A step reads only the embeddings of its tokens.
     read = weights - (0 if shape.tied else shape.vocabulary * shape.width * size)
-    head = 2 * batch * (shape.vocabulary * shape.width + shape.stream_parameters(num, 0))
+    head = 2 * batch * (shape.vocabulary * shape.width + stream_parameters(shape, num, 0))
 
     def seconds(queries: float, keys: float) -> float:
         flops = rows * queries * (2 * shape.parameters + 4 * shape.layers * shape.query_width * keys) + head

@@ -80,7 +80,7 @@ def run(
         ArgumentError: a strategy is unknown, or ``auto`` is asked for on a machine that was not measured.
     """
     # Parsed here as well, so that unknown names are refused before any rank is started.
-    given = {name: _parsed(name) for name in strategies if name != AUTO}
+    given = {name: tuple(map(parse_strategy, name.split("+"))) for name in strategies if name != AUTO}
     mixes = {
         (model, count): {name: given[name] if name in given else _fastest(model, count, nproc) for name in strategies}
         for model in models
@@ -131,10 +131,6 @@ def _on_rank(
                     _trace(cases, row.inputs(count, LAST), mesh, profile / f"{model}-{count}.json")
                 rows += [_row(model, count, case, cases[0], mesh) for case in cases]
     return rows
-
-
-def _parsed(name: str) -> Mix:
-    return tuple(parse_strategy(part) for part in name.split("+"))
 
 
 def _fastest(model: str, tokens: int, nproc: int) -> Mix:

@@ -1,4 +1,4 @@
-"""Computes what streams are worth in parameters by the scaling law, and how many parameters they add.
+"""Computes what streams are worth in parameters by the scaling law, and counts the parameters of a decoder.
 
 The law is that of Chen et al., arXiv 2505.10475: P streams of a model of N parameters, without embeddings, reach the
 loss of a model of N (k ln P + 1) parameters.
@@ -109,10 +109,3 @@ class Shape:
         s = math.sqrt(factor)
         more = {name: getattr(self, name) * s for name in ("width", "query_width", "kv_width", "inner")}
         return replace(self, **more)
-
-    def stream_parameters(self, num_streams: int, prefix_length: int) -> float:
-        """Counts the parameters that streams add: prefixes and the aggregator; one stream adds none."""
-        if num_streams == 1:
-            return 0.0
-        prefixes = 2 * self.layers * num_streams * prefix_length * self.kv_width
-        return prefixes + (num_streams * self.width + 1) * self.width + (self.width + 1) * num_streams

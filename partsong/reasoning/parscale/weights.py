@@ -62,7 +62,7 @@ def aggregate(hidden: Tensor, network: nn.Module, num_streams: int, smoothing: f
 class StreamWeights(nn.Module):
     """Holds prefixes and aggregator for one number of streams.
 
-    The parameters are separate from the model's. `published` gives them the names that published checkpoints have.
+    The parameters are separate from the model's.
 
     Args:
         num_streams: P. One stream without weights is the base model. With weights it is prefix tuning (Li & Liang,
@@ -201,14 +201,6 @@ class StreamWeights(nn.Module):
         if wrong := {name: (own[name], sizes[name]) for name in own if own[name] != sizes[name]}:
             differences = ", ".join(f"{name} {ours} against {theirs}" for name, (ours, theirs) in wrong.items())
             raise ArgumentError(f"the weights have other sizes than the model: {differences}")
-
-    def published(self) -> dict[str, Tensor]:
-        """Returns the weights, not copied, under the names that published checkpoints have."""
-        state = {f"model.{name}": value for name, value in self.state_dict().items() if name.startswith("aggregate")}
-        for layer in range(len(self.prefix_k)):
-            state[f"model.layers.{layer}.self_attn.prefix_k"] = self.prefix_k[layer].detach()
-            state[f"model.layers.{layer}.self_attn.prefix_v"] = self.prefix_v[layer].detach()
-        return state
 
 
 def check_model(model: object) -> None:
