@@ -22,7 +22,8 @@ from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DraftText, Observation
 from partsong.kernels.speculation.rates import Rates
 from partsong.knobs import Count, Knobs, Number
-from partsong.reasoning.local.batch import Batch, BatchRow
+from partsong.reasoning.local.batch import Batch
+from partsong.reasoning.local.batch_feed import BatchRow
 from partsong.reasoning.local.loading import load
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prefix_node import PrefixNode
