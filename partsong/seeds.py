@@ -10,6 +10,7 @@ import hashlib
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from partsong.errors import ArgumentError, ArgumentTypeError
@@ -127,9 +128,7 @@ def uniform(
     """Draws numbers in 0 <= u < 1, unrelated to `noise` of the same seed; arguments and errors as there."""
     import torch
 
-    def finish(bits: Tensor) -> Tensor:
-        return to_uniform(bits, dtype or torch.float32)
-
+    finish = partial(to_uniform, dtype=dtype or torch.float32)
     return _draw(seed, _UNIFORM, finish, shape, start, full_shape, dtype, device)
 
 
