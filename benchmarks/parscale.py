@@ -21,8 +21,9 @@ import tyro
 from transformers import Qwen2Config
 
 from benchmarks.filing import file_result, markdown_table, result_path
+from benchmarks.parscale_cost import HARDWARE, cost_table
 from partsong.evals.bench.parscale import run
-from partsong.reasoning.parscale.cost import HARDWARE, LAWS, cost_table
+from partsong.reasoning.parscale.cost import LAWS
 
 
 @dataclass(frozen=True, kw_only=True)

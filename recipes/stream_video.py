@@ -28,7 +28,8 @@ from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.launch import launch
 from partsong.parallel.ranks.mesh import AXES
 from partsong.samplers import stream
-from partsong.samplers.long_video.video_blocks import frames_of
+from partsong.samplers.long_video.causal_block import causal_block
+from partsong.samplers.long_video.frame_counts import temporal_factor
 from partsong.videos import VideoWriter
 
 
@@ -85,7 +86,8 @@ def on_rank(config: Config) -> dict[str, float]:
         named: dict[str, Any] = {} if row is None else dict(row.defaults)
         named |= {name: value for name, value in chosen.items() if value is not None}
         named |= {"prompt": config.prompt, "generator": torch.Generator().manual_seed(config.seed)}
-        named |= {"num_frames": frames_of(pipe, config.blocks), "output_type": "np"}
+        latent_frames = config.blocks * causal_block(pipe.transformer)
+        named |= {"num_frames": (latent_frames - 1) * (temporal_factor(pipe) or 1) + 1, "output_type": "np"}
         knobs = TimestepPipeline(window=config.window, sink=config.sink)
         with parallelize(pipe.to(mesh.device), knobs, mesh=mesh) as plan:
             return _write(config, mesh, stream(plan, **named), stopped)

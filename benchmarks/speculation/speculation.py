@@ -26,7 +26,8 @@ from benchmarks.speculation.vllm_peer import VllmPeer
 from partsong.kernels.speculation import DraftTree
 from partsong.reasoning import Message, Parameters, Request
 from partsong.reasoning.local import LocalEngine, smollm2
-from partsong.reasoning.local.batch import Batch, BatchRow
+from partsong.reasoning.local.batch import Batch
+from partsong.reasoning.local.batch_feed import BatchRow
 from partsong.reasoning.local.loading import load
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prefix_tree import PrefixTree

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.steps.step_rule import StepRule
 from partsong.errors import ArgumentError
-from partsong.samplers.denoising.fixed_point import Evaluate, Solution, StepRule
+from partsong.samplers.denoising.fixed_point import Evaluate, Solution
 
 __all__ = ["chords"]
 

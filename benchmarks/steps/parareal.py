@@ -14,9 +14,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from benchmarks.steps.step_rule import StepRule
 from partsong.errors import ArgumentError
 from partsong.knobs import Count, Number, check_knobs, type_hints
-from partsong.samplers.denoising.fixed_point import Evaluate, Solution, StepRule
+from partsong.samplers.denoising.fixed_point import Evaluate, Solution
 
 __all__ = ["parareal"]
 

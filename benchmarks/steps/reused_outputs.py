@@ -42,7 +42,7 @@ def reused_outputs(
     Raises:
         ArgumentError: not a positive number of steps.
 
-    >>> from partsong.samplers.denoising.fixed_point import StepRule
+    >>> from benchmarks.steps.step_rule import StepRule
     >>> rules = [StepRule(1.0, 0.1)] * 9
     >>> reused_outputs(lambda x, steps, samples: x, torch.ones(1, 1), rules, num=2).rounds
     7

@@ -22,10 +22,11 @@ from benchmarks.filing import file_result, markdown_table, result_path
 from benchmarks.steps.chords import chords
 from benchmarks.steps.parareal import parareal
 from benchmarks.steps.reused_outputs import reused_outputs
+from benchmarks.steps.step_rule import StepRule
 from partsong import TimeParallel, zoo
 from partsong.outputs import psnr
 from partsong.parallel import parallelize
-from partsong.samplers.denoising.fixed_point import Evaluate, Solution, SolverStep, StepRule, drafts, picard
+from partsong.samplers.denoising.fixed_point import Evaluate, Solution, SolverStep, drafts, picard
 from partsong.samplers.time_parallel.loop import Solve, solve_over_time
 from partsong.samplers.time_parallel.scheduled import ScheduledStep
 from partsong.seeds import generators

@@ -12,7 +12,7 @@ from partsong.cli.options import Decoding, Eval
 from partsong.cli.ranks import refuse_torchrun
 from partsong.cli.table import table
 from partsong.errors import ArgumentError
-from partsong.jobs.text_source import find_text_model
+from partsong.jobs.folder_source import find_text_model
 from partsong.progress import progress
 
 __all__ = ["SUITES", "evaluate", "summary"]

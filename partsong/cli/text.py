@@ -10,7 +10,7 @@ from partsong.cli.decoding import check_decoding, read_rule
 from partsong.cli.options import Text
 from partsong.cli.ranks import refuse_torchrun
 from partsong.errors import ArgumentError
-from partsong.jobs.text_source import find_text_model
+from partsong.jobs.folder_source import find_text_model
 from partsong.outputs import write_text
 
 __all__ = ["summary", "text"]

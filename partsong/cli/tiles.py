@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from partsong.cli.sampling import make_result
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.jobs.tiles_source import find_tiles
+from partsong.jobs.folder_source import find_tiles
 
 if TYPE_CHECKING:
     from partsong.cli.options import Image

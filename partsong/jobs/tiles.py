@@ -14,9 +14,9 @@ import torch
 from partsong import zoo
 from partsong.errors import ArgumentError
 from partsong.jobs.compare import drift
+from partsong.jobs.folder_source import FolderSource
 from partsong.jobs.images import facts_read
 from partsong.jobs.pipelines import quiet_libraries
-from partsong.jobs.tiles_source import TilesSource
 from partsong.ledger import Ledger
 from partsong.outputs import save_images
 from partsong.samplers.any_order import PictureRule
@@ -43,7 +43,7 @@ class TilesJob:
         ledger: JSONL to write.
     """
 
-    source: TilesSource
+    source: FolderSource
     prompt: str
     rule: PictureRule
     guidance: float | None = None

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partsong.seeds import philox
+from partsong.random_bits import philox
 
 __all__ = ["TokenDraw", "draw", "gumbel", "likely_draws", "noisy_logits"]
 

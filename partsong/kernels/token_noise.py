@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from partsong.seeds import philox
+from partsong.random_bits import philox
 
 __all__ = ["GROUP", "LANES", "STREAM", "gumbel"]
 

@@ -37,6 +37,12 @@ class CoderRow:
     config: Mapping[str, Any]
 
 
+#: Fields of a row that describe the model built from it as well.
+_OF_SUBJECT = (
+    "name", "steps", "height", "width", "frames", "multiple", "frame_multiple", "branches", "joined", "encoders",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRow:
     """Describes a pipeline whose weights need not be at hand.
@@ -82,19 +88,10 @@ class ModelRow:
         denoiser = _empty(self.denoiser, self.config)
         config: Any = denoiser.config
         return Subject(
-            name=self.name,
+            **{name: getattr(self, name) for name in _OF_SUBJECT},
             denoiser=denoiser,
             call=lambda size: self.call(size, config),
-            steps=self.steps,
-            height=self.height,
-            width=self.width,
-            frames=self.frames,
-            multiple=self.multiple,
-            frame_multiple=self.frame_multiple,
-            branches=self.branches,
-            joined=self.joined,
             coder=Autoencoder(_empty(self.coder.kind, self.coder.config), self.coder.channels, self.coder.clip),
-            encoders=self.encoders,
             settings=f"{self.denoiser} {json.dumps(_public(config), sort_keys=True, default=repr)}",
             uniform=True,  # tests trace every row both ways
         )

@@ -16,6 +16,10 @@ from partsong.serving.texts.limits import TextLimits
 __all__ = ["AnswerBody", "ChatBody", "ChatMessageBody", "StreamOptionsBody", "TextBody"]
 
 
+#: Fields that a request takes over as they are.
+_AS_GIVEN = {"temperature", "extract", "budget_tokens", "budget_calls", "budget_seconds", "cache", "block_size"}
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -112,15 +116,9 @@ class AnswerBody(_Body):
             strategy=strategy,
             seed=secrets.randbits(32) if self.seed is None else self.seed,
             max_tokens=length,
-            temperature=self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            extract=self.extract,
-            budget_tokens=self.budget_tokens,
-            budget_calls=self.budget_calls,
-            budget_seconds=self.budget_seconds,
-            cache=self.cache,
-            block_size=self.block_size,
+            **self.model_dump(include=_AS_GIVEN),
             threads=self.options.include_threads,
         )
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,7 @@ class Server:
         for model in self.models:
             replicas = Replicas(model, self.runner, self.num_replicas, on_message=self._take, on_lost=self._lost)
             self.replicas[model.name] = replicas
-            self.metrics.replicas.labels(model.name).set_function(partial(_num_ready, replicas))
+            self.metrics.replicas.labels(model.name).set_function(partial(attrgetter("num_ready"), replicas))
             replicas.start()
         await self._start_texts()
         self._sweeper = asyncio.create_task(self._sweep())
@@ -388,7 +389,3 @@ class Server:
             path.unlink(missing_ok=True)
         self.jobs.pop(job.id, None)
         self._journal.remove(job.id)
-
-
-def _num_ready(replicas: Replicas) -> int:
-    return replicas.num_ready

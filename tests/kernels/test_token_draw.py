@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from partsong import seeds
 from partsong.kernels import token_head_naive
 from partsong.kernels.token_head import TokenNoise, token_stats
 from partsong.kernels.token_head_naive import Draw, Logits
 from partsong.kernels.token_noise import GROUP, gumbel
+from partsong.random_bits import philox
 from tests import covering
 from tests.kernels.token_oracle import check, forced, inputs, logits_of, needs_triton, on_each_twin, on_triton
 
@@ -30,7 +30,7 @@ def twin(request) -> Iterator[str]:
 def reference_noise(key: int, position: int, token: int) -> float:
     """Gumbel noise of one token in float64, one counter at a time."""
     counter = token // GROUP * 8 + token % 8
-    words = seeds.philox(
+    words = philox(
         tuple(torch.tensor([word]) for word in (counter, position & 0xFFFFFFFF, position >> 32, 2)),
         (key & 0xFFFFFFFF, key >> 32),
     )

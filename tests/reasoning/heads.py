@@ -11,7 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from partsong.kernels.speculation.draft import DraftTree
-from partsong.reasoning.local.batch import Batch, BatchRow
+from partsong.reasoning.local.batch import Batch
+from partsong.reasoning.local.batch_feed import BatchRow
 from partsong.reasoning.local.mask_head import MaskHead, save_head
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prefix_tree import PrefixTree

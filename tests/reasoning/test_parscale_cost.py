@@ -10,17 +10,10 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
+from benchmarks.parscale_cost import HARDWARE, Hardware, cost_table, stream_parameters
 from partsong.errors import ArgumentError
 from partsong.evals.bench.parscale import bench_parscale_model, run
-from partsong.reasoning.parscale.cost import (
-    HARDWARE,
-    LAWS,
-    Hardware,
-    Shape,
-    cost_table,
-    equivalent_parameters,
-    predicted_loss,
-)
+from partsong.reasoning.parscale.cost import LAWS, Shape, equivalent_parameters, predicted_loss
 from partsong.reasoning.parscale.model import ParScale
 from partsong.reasoning.parscale.weights import StreamWeights
 from tests.reasoning.parscale_reference import tiny
@@ -80,8 +73,8 @@ def test_parameters_are_those_of_a_built_model(tied: bool) -> None:
     assert shape.parameters + shape.embeddings == sum(matrices)
     for num in (2, 4):
         weights = StreamWeights.new(model, num, prefix_length=5)
-        assert shape.stream_parameters(num, 5) == sum(each.numel() for each in weights.parameters())
-    assert shape.stream_parameters(1, 5) == 0
+        assert stream_parameters(shape, num, 5) == sum(each.numel() for each in weights.parameters())
+    assert stream_parameters(shape, 1, 5) == 0
     assert shape.widened(2.5).parameters == pytest.approx(2.5 * shape.parameters)
 
 
@@ -146,7 +139,7 @@ def test_a_benchmark_has_a_row_for_every_side() -> None:
     assert rows[2]["memory_added"] > 0 and rows[5]["parameters"] > rows[0]["parameters"]
     model = bench_parscale_model(4, 1)
     added = rows[2]["parameters"] - sum(each.numel() for each in model.parameters())
-    assert added == Shape.of(model.config).stream_parameters(2, 48)
+    assert added == stream_parameters(Shape.of(model.config), 2, 48)
 
 
 def test_mistaken_arguments_are_refused() -> None:

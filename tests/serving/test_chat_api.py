@@ -20,7 +20,9 @@ from partsong import zoo
 from partsong.reasoning import Answer, LocalEngine, Message, Parameters, Request, Run, parse_thinking
 from partsong.samplers.text import decode
 from partsong.seeds import derive
-from partsong.serving.texts import LocalText, TextLimits, TextSpec
+from partsong.serving.texts.limits import TextLimits
+from partsong.serving.texts.local import LocalText
+from partsong.serving.texts.wire import TextSpec
 from partsong_zoo import sums
 from tests.serving.text_server import LONG, LoopThread, client_of, serving, user
 

@@ -16,7 +16,8 @@ import pytest
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from partsong.serving.texts import TextLimits, Upstream, UpstreamText
+from partsong.serving.texts.limits import TextLimits
+from partsong.serving.texts.upstream import Upstream, UpstreamText
 from tests.reasoning.misbehaving import HASTY
 from tests.serving.text_server import LONG, LoopThread, app_of, client_of, listening, serving, user
 

@@ -21,7 +21,6 @@ from partsong.errors import ArgumentError
 from partsong.serving.chat_bodies import ChatBody, TextBody
 from partsong.serving.chat_fields import read_body
 from partsong.serving.errors import ApiError
-from partsong.serving.texts import LocalText, TextLimits, TextSpec, find_text
 from partsong.serving.texts.events import (
     TextAccepted,
     TextDelta,
@@ -31,8 +30,12 @@ from partsong.serving.texts.events import (
     event_of,
     record_of,
 )
+from partsong.serving.texts.limits import TextLimits
+from partsong.serving.texts.local import LocalText
+from partsong.serving.texts.served import find_text
 from partsong.serving.texts.step_turns import StepTurns
 from partsong.serving.texts.upstream import with_model
+from partsong.serving.texts.wire import TextSpec
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
@@ -224,7 +227,8 @@ def test_a_model_can_be_closed_while_it_is_loaded_and_before() -> None:
 
 ORPHAN = """
 import asyncio, os, sys
-from partsong.serving.texts import LocalText, TextSpec
+from partsong.serving.texts.local import LocalText
+from partsong.serving.texts.wire import TextSpec
 
 async def main():
     text = LocalText(TextSpec(name="sums", model="sums"))

@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from partsong.errors import PartsongError
 from partsong.serving.chat_api import router
 from partsong.serving.errors import as_api_error
-from partsong.serving.texts import ServedText
+from partsong.serving.texts.served import ServedText
 
 #: Longest wait of a test for anything.
 LONG = 60.0

@@ -11,25 +11,21 @@ Every S comes with its complement, so that each pair predicts every token exactl
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from partsong import seeds
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.evals.harness.likelihood_masks import Draw, mask_draws, variance_of
+from partsong.evals.harness.likelihood_rows import LikelihoodRow, read_rows, segments
 from partsong.knobs import Count, check_knobs, type_hints
-from partsong.samplers.text.heads import barred, log_probs
 from partsong.samplers.text.loading import load_text_model
-from partsong.samplers.text.model import TextAdapter, TextModel
+from partsong.samplers.text.model import TextModel
 from partsong.samplers.text.request import row_seeds
 
-__all__ = ["Likelihood", "chain_log_likelihood", "log_likelihood"]
+__all__ = ["Likelihood", "log_likelihood"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,20 +45,6 @@ class Likelihood:
     kind: Literal["exact", "bound"]
     forwards: int
     greedy: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """Describes one row of a forward: its tokens, which positions are read, and to which sum they belong."""
-
-    answer: int
-    segment: int
-    draw: int
-    tokens: list[int]
-    prompt: int
-    length: int
-    masked: tuple[int, ...]
-    weight: float
 
 
 def log_likelihood(
@@ -113,16 +95,18 @@ def log_likelihood(
     exact, jobs = model.adapter.noise == "none", []
     for row, row_seed in enumerate(row_seeds(seed, len(prompts), "answers")):
         prompt, answer = prompts[row], answers[row]
-        for number, (start, end) in enumerate(_segments(model, len(prompt), len(answer))):
+        for number, (start, end) in enumerate(segments(model, len(prompt), len(answer))):
             draws: list[list[Draw]] = [[(tuple(range(end - start)), float(end - start))]]
             if not exact:
                 draws = mask_draws(end - start, num_pairs, masks, seeds.derive(row_seed, "masks", number))
             jobs += [
-                _Job(row, number, draw, [*prompt, *answer], len(prompt), end, tuple(start + p for p in places), weight)
+                LikelihoodRow(
+                    row, number, draw, [*prompt, *answer], len(prompt), end, tuple(start + p for p in places), weight
+                )
                 for draw, group in enumerate(draws)
                 for places, weight in group
             ]
-    values, best = _run(model, jobs, batch_size)
+    values, best = read_rows(model, jobs, batch_size)
     return [
         Likelihood(
             log_likelihood=total,
@@ -135,54 +119,7 @@ def log_likelihood(
     ]
 
 
-def chain_log_likelihood(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[int]],
-    orders: Sequence[Sequence[int]],
-    *,
-    adapter: Any = None,
-    batch_size: Count = 16,
-) -> list[float]:
-    """Computes log-probabilities of writing answers one token at a time in given orders, with a forward per token.
-
-    The bound of `log_likelihood` is their mean over all orders. If all orders agree, they are the log-likelihood.
-
-    Args:
-        model: a masked model, as in `log_likelihood`.
-        prompts: as in `log_likelihood`.
-        answers: as in `log_likelihood`.
-        orders: for each row the places of the answer, counted from 0, in the order of writing.
-        adapter: as in `decode`.
-        batch_size: rows of a forward.
-
-    Returns:
-        A number in nats for each answer.
-
-    Raises:
-        ArgumentError: an order is not a permutation of the answer's places, or as in `log_likelihood`.
-        UnsupportedError: the model is not masked, or its blocks have an order of their own.
-    """
-    model, prompts, answers = _checked(model, adapter, prompts, answers)
-    check_knobs(type_hints(chain_log_likelihood), {"batch_size": batch_size})
-    if model.adapter.attention != "full":
-        raise UnsupportedError(f"{model.adapter.name!r} writes in an order of its own; use log_likelihood")
-    if len(orders) != len(answers):
-        raise ArgumentError(f"{len(orders)} orders for {len(answers)} answers; give one for each")
-    jobs = []
-    for row, (prompt, answer, order) in enumerate(zip(prompts, answers, orders, strict=True)):
-        if sorted(order) != list(range(len(answer))):
-            raise ArgumentError(f"order {row} is {list(order)}; use each of 0 to {len(answer) - 1} once")
-        whole = [*prompt, *answer]
-        for step in range(len(order)):
-            masked = tuple(len(prompt) + place for place in order[step:])
-            jobs.append(_Job(row, 0, step, whole, len(prompt), len(whole), masked, 1.0))
-    # Of each forward only the token that is written next counts.
-    values, _ = _run(model, jobs, batch_size, first_only=True)
-    return [total for total, _ in _sums(jobs, values, len(answers))]
-
-
-def _sums(jobs: Sequence[_Job], values: Sequence[float], answers: int) -> list[tuple[float, float]]:
+def _sums(jobs: Sequence[LikelihoodRow], values: Sequence[float], answers: int) -> list[tuple[float, float]]:
     """Adds up the values of each answer, and returns the sums with their variances."""
     totals = [0.0] * answers
     groups: list[dict[int, dict[int, float]]] = [{} for _ in range(answers)]
@@ -231,78 +168,3 @@ def _rows(name: str, rows: Sequence[Sequence[int]], model: TextModel) -> list[li
         if wrong:
             raise ArgumentError(f"{name} {number} has token {wrong[0]}, but the model has {model.vocab_size} tokens")
     return token_rows
-
-
-# --- forwards ---------------------------------------------------------------------------------------------------------
-
-
-def _segments(model: TextModel, prompt: int, answer: int) -> list[tuple[int, int]]:
-    """Returns where each segment begins and ends: the whole answer, or its part of each block."""
-    adapter = model.adapter
-    if adapter.attention != "block_causal":
-        return [(prompt, prompt + answer)]
-    assert adapter.block_size is not None
-    origin = prompt if adapter.block_origin == "prompt" else 0
-    first = prompt + adapter.block_size - (prompt - origin) % adapter.block_size
-    edges = [prompt, *range(first, prompt + answer, adapter.block_size), prompt + answer]
-    return list(itertools.pairwise(edges))
-
-
-@torch.no_grad()
-def _run(
-    model: TextModel, jobs: Sequence[_Job], batch_size: int, *, first_only: bool = False
-) -> tuple[list[float], list[bool]]:
-    """Returns for each job the weighted mean log-probability of its masked tokens, and whether they are the likeliest.
-
-    With `first_only` it reads only the first of them.
-    """
-    values, best = [0.0] * len(jobs), [False] * len(jobs)
-    # The mask token cannot be an answer, just as in decoding.
-    masks = (model.mask_token_id,) if model.adapter.noise == "mask" and model.mask_token_id is not None else ()
-    bias = barred(model.head, masks)
-    order = sorted(range(len(jobs)), key=lambda index: -jobs[index].length)
-    for low in range(0, len(order), batch_size):
-        here = order[low : low + batch_size]
-        reads = [job.masked[:1] if first_only else job.masked for job in (jobs[index] for index in here)]
-        hidden, tokens = _hidden(model, [jobs[index] for index in here], reads)
-        logprobs, argmax = log_probs(model.head, hidden, tokens, bias)
-        counts = [len(read) for read in reads]
-        parts = zip(here, logprobs.double().split(counts), (argmax == tokens).split(counts), strict=True)
-        for index, part, hits in parts:
-            values[index], best[index] = jobs[index].weight * float(part.mean()), bool(hits.all())
-    return values, best
-
-
-def _hidden(model: TextModel, jobs: Sequence[_Job], reads: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-    """Returns the hidden states `[M, C]` that predict the tokens at some positions, and those tokens `[M]`."""
-    adapter, device = model.adapter, model.device
-    length = max(job.length for job in jobs)
-    tokens = torch.zeros(len(jobs), length, dtype=torch.int64)
-    for row, job in enumerate(jobs):
-        tokens[row, : job.length] = torch.tensor(job.tokens[: job.length])
-    targets = torch.cat([tokens[row, list(read)] for row, read in enumerate(reads)])
-    if adapter.noise == "mask":
-        assert model.mask_token_id is not None
-        for row, job in enumerate(jobs):
-            tokens[row, list(job.masked)] = model.mask_token_id
-    places = torch.arange(length)
-    inside = places < torch.tensor([job.length for job in jobs])[:, None]
-    group = _groups(adapter, places, torch.tensor([job.prompt for job in jobs]))
-    visible = (group[:, None, :] <= group[:, :, None]) & inside[:, None, :]
-    visible |= torch.eye(length, dtype=torch.bool)  # padding sees itself, so that nothing is divided by zero
-    positions = places.expand(len(jobs), -1)
-    hidden = model.forward(tokens.to(device), positions.to(device), positions.to(device), visible.to(device), None)
-    rows = torch.cat([torch.full((len(read),), row) for row, read in enumerate(reads)])
-    at = torch.cat([torch.tensor(read) for read in reads]) - int(adapter.shifted)
-    return hidden[rows.to(device), at.to(device)], targets.to(device)
-
-
-def _groups(adapter: TextAdapter, places: Tensor, prompts: Tensor) -> Tensor:
-    """Returns groups, int64 `[B, L]`: a token sees those of its own and of lower groups."""
-    if adapter.attention == "full":
-        return torch.zeros(len(prompts), len(places), dtype=torch.int64)
-    if adapter.attention == "causal":
-        return places.expand(len(prompts), -1)
-    assert adapter.block_size is not None
-    origin = prompts if adapter.block_origin == "prompt" else torch.zeros_like(prompts)
-    return (places - origin[:, None]).div(adapter.block_size, rounding_mode="floor")

@@ -109,7 +109,11 @@ class ThinkingLM(_LM):
         **named: Any,
     ) -> None:
         super().__init__()
-        _check_batches(batch_size, max_batch_size)
+        if batch_size not in (None, 1, "1", "auto") or max_batch_size is not None:
+            raise ArgumentError(
+                f"batch_size={batch_size!r}, max_batch_size={max_batch_size!r}; a strategy batches its calls itself, "
+                f"so leave them out and give concurrency= in model_args"
+            )
         _check(temperature, top_p, max_new_tokens)
         if engine is not None and named:
             raise ArgumentError(f"engine= needs no other arguments; leave out {', '.join(named)}")
@@ -258,14 +262,6 @@ class ThinkingLM(_LM):
                 "in model_args",
                 self.thinker.strategy,
             )
-
-
-def _check_batches(size: int | str | None, most: int | None) -> None:
-    if size not in (None, 1, "1", "auto") or most is not None:
-        raise ArgumentError(
-            f"batch_size={size!r}, max_batch_size={most!r}; a strategy batches its calls itself, so leave them out and "
-            f"give concurrency= in model_args"
-        )
 
 
 def _check(temperature: float | None, top_p: float, room: int) -> None:

@@ -54,16 +54,8 @@ def accept_chain(target: Tensor, draft: Tensor, tokens: Sequence[int], uniforms:
 def accept_block(target: Tensor, draft: Tensor, tokens: Sequence[int], uniforms: Sequence[float]) -> Acceptance:
     """Keeps the longest beginning of a draft that passes as a whole; on average more than `accept_chain` does.
 
-    Every beginning is tested with a number of its own, and the last one that passes counts.
-
-    Args:
-        target: the model's probabilities after 0, 1, ... drafted tokens, `[n + 1, vocabulary]`.
-        draft: the drafter's, `[n, vocabulary]`.
-        tokens: the n drafted tokens, each drawn from its row of `draft`.
-        uniforms: n independent numbers in [0, 1).
-
-    Returns:
-        How many are kept, and the distribution of the token after them.
+    Every beginning is tested with a number of its own, and the last one that passes counts. Arguments and result are
+    those of `accept_chain`.
 
     Source: block verification, arXiv 2403.10444.
     """

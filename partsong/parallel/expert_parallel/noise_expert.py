@@ -67,7 +67,8 @@ class NoiseExpert(nn.Module):
         level, alpha, sigma = (each.to(noisy.dtype).view(-1, *[1] * (noisy.ndim - 1)) for each in (level, alpha, sigma))
         # Equal within the table; beyond its ends, this keeps the noise (or the signal) of the model's input right.
         scaled = noisy * torch.where(level > 0.5, sigma / level, alpha / (1 - level))
-        output = self.model(**given | {latents: scaled, "timestep": asked.to(_time_type(timestep, noisy))})
+        asked = asked.to(timestep.dtype if timestep.is_floating_point() else noisy.dtype)
+        output = self.model(**given | {latents: scaled, "timestep": asked})
         return map_sample(output, lambda noise: (noisy - (scaled - sigma * noise) / alpha) / level)
 
     def _timestep(self, level: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +78,3 @@ class NoiseExpert(nn.Module):
         after = torch.searchsorted(table, wanted).clamp(1, len(table) - 1)
         low, high = table[after - 1], table[after]
         return after - 1 + (wanted - low) / (high - low), wanted
-
-
-def _time_type(timestep: Tensor, noisy: Tensor) -> torch.dtype:
-    return timestep.dtype if timestep.is_floating_point() else noisy.dtype

@@ -138,7 +138,8 @@ class PlacedExperts(Cut):
         for number, velocity in own.items():
             parts[number].copy_(velocity)
         all_gather(self.axis, buffer, sizes, name="velocities of experts").wait()
-        row_bytes, weight_bytes = latents[0].nbytes, len(latents) * self.mixture.num_experts * _weight_bytes(latents)
+        itemsize = _weight_type(latents.dtype).itemsize
+        row_bytes, weight_bytes = latents[0].nbytes, len(latents) * self.mixture.num_experts * itemsize
         self._sent = tuple(size * row_bytes + weight_bytes * (rank == 0) for rank, size in enumerate(sizes))
         return parts
 
@@ -161,7 +162,3 @@ class PlacedExperts(Cut):
 
 def _weight_type(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
-
-
-def _weight_bytes(latents: Tensor) -> int:
-    return _weight_type(latents.dtype).itemsize

@@ -61,7 +61,7 @@ def parallelize(pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = 
     bare = isinstance(pipe_or_module, nn.Module) and strategies and not any(s.denoises for s in strategies)
     modules = [] if bare else _denoisers(pipe_or_module)
     if mesh is None:
-        world = dist.get_world_size() if dist.is_initialized() else _world_size()
+        world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
         mesh, owned = Mesh(**mesh_for(strategies, world)), True
     else:
         owned = False
@@ -261,7 +261,3 @@ def _check_against(mesh: Mesh, strategies: tuple[Strategy, ...]) -> None:
         if degree is not None and degree != mesh.degrees[axis]:
             raise ArgumentError(f"a strategy asks for {axis}={degree}, the mesh has {axis}={mesh.degrees[axis]}")
     mesh_for(strategies, mesh.world_size)  # the checks on the strategies themselves
-
-
-def _world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))

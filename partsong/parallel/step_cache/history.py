@@ -42,7 +42,7 @@ class History:
             rows: which samples; None takes all.
         """
         taken = list(range(self.samples) if rows is None else rows)
-        new = [row for row in taken if not self.steps[row] or self._differ(self.steps[row][0], step)]
+        new = [row for row in taken if not self.steps[row] or self.level_of(self.steps[row][0]) != self.level_of(step)]
         if rows is None and len(new) == self.samples:
             self.values = [values, *self.values[: self.depth - 1]]
         elif rows is None and not new:
@@ -57,9 +57,6 @@ class History:
         """Lists for each sample the noise levels of its steps."""
         # Levels are final only when their steps have ended, so steps are kept instead of levels.
         return [[self.level_of(step) for step in steps] for steps in self.steps]
-
-    def _differ(self, one: int, other: int) -> bool:
-        return one != other and self.level_of(one) != self.level_of(other)
 
     def _write(self, values: Added, rows: list[int], new: list[int]) -> None:
         """Writes the values of some samples, after moving their earlier ones one step back."""

@@ -242,7 +242,6 @@ class Run:
         *,
         path: Sequence[str],
         parameters: Parameters | None = None,
-        waits: Sequence[str] = (),
         halt: Halt | None = None,
     ) -> AsyncIterator[AsyncGenerator[tuple[int, Completion], None]]:
         """Draws several samples of one prompt; leaving the block cancels those that have not ended.
@@ -252,16 +251,13 @@ class Run:
             num: number of samples.
             path: the branch.
             parameters: how samples are drawn.
-            waits: see `call`.
             halt: see `call`.
 
         Yields:
             An iterator over (number, completion) in the order of ending. It stops early when the budget is spent.
         """
         tasks = [
-            asyncio.ensure_future(
-                self.call(messages, path=path, sample=number, parameters=parameters, waits=waits, halt=halt)
-            )
+            asyncio.ensure_future(self.call(messages, path=path, sample=number, parameters=parameters, halt=halt))
             for number in range(num)
         ]
         try:

@@ -15,7 +15,8 @@ from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.match import Match, follow, node_draws
 from partsong.kernels.speculation.speculator import Speculator
 from partsong.reasoning.calls.call import Completion
-from partsong.reasoning.local.batch import Batch, BatchOutput, BatchRow
+from partsong.reasoning.local.batch import Batch, BatchOutput
+from partsong.reasoning.local.batch_feed import BatchRow
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prefix_node import PrefixNode
 from partsong.reasoning.local.prefix_tree import PrefixTree, common_length

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -63,8 +62,7 @@ def aggregate(hidden: Tensor, network: nn.Module, num_streams: int, smoothing: f
 class StreamWeights(nn.Module):
     """Holds prefixes and aggregator for one number of streams.
 
-    The parameters are separate from the model's. `load_published` and `published` translate to and from the names that
-    published checkpoints have.
+    The parameters are separate from the model's.
 
     Args:
         num_streams: P. One stream without weights is the base model. With weights it is prefix tuning (Li & Liang,
@@ -203,33 +201,6 @@ class StreamWeights(nn.Module):
         if wrong := {name: (own[name], sizes[name]) for name in own if own[name] != sizes[name]}:
             differences = ", ".join(f"{name} {ours} against {theirs}" for name, (ours, theirs) in wrong.items())
             raise ArgumentError(f"the weights have other sizes than the model: {differences}")
-
-    def published(self) -> dict[str, Tensor]:
-        """Returns the weights under the names that published checkpoints have."""
-        state = {f"model.{name}": value for name, value in self.state_dict().items() if name.startswith("aggregate")}
-        for layer in range(len(self.prefix_k)):
-            state[f"model.layers.{layer}.self_attn.prefix_k"] = self.prefix_k[layer].detach()
-            state[f"model.layers.{layer}.self_attn.prefix_v"] = self.prefix_v[layer].detach()
-        return state
-
-    def load_published(self, state: Mapping[str, Tensor]) -> None:
-        """Takes weights over from a checkpoint's tensors.
-
-        Args:
-            state: tensors with at least the names that `published` gives; others are ignored.
-
-        Raises:
-            ArgumentError: a name is missing, or a shape differs.
-        """
-        own = self.published()
-        if missing := sorted(set(own) - set(state)):
-            raise ArgumentError(f"the checkpoint has no {missing[0]} ({len(missing)} of {len(own)} names are missing)")
-        with torch.no_grad():
-            for name, value in own.items():
-                if state[name].shape != value.shape:
-                    shape, expected = tuple(state[name].shape), tuple(value.shape)
-                    raise ArgumentError(f"{name} has shape {shape} in the checkpoint, {expected} was expected")
-                value.copy_(state[name])
 
 
 def check_model(model: object) -> None:

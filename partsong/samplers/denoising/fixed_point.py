@@ -20,7 +20,7 @@ from torch import Tensor
 from partsong.errors import ArgumentError
 from partsong.knobs import Count, Number, Whole, check_knobs, type_hints
 
-__all__ = ["Evaluate", "Solution", "SolverStep", "StepRule", "drafts", "picard", "serial"]
+__all__ = ["Evaluate", "Solution", "SolverStep", "drafts", "picard", "serial"]
 
 #: The model: points `[n, ...]`, the number of the step that starts at each, and the sample each belongs to -> outputs
 #: `[n, ...]`.
@@ -40,36 +40,6 @@ class SolverStep(Protocol):
             noise: noise of the step.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class StepRule:
-    """Describes one step of a solver: ``x' = keep * x + output * F + before * F_before + noise * z``.
-
-    Euler steps of a flow keep 1 and add the difference of the noise levels; DDIM, DDPM and ancestral steps have this
-    form, and so has DPM-Solver++ of second order, with the output of the previous step.
-
-    Attributes:
-        keep: factor of the point.
-        output: factor of the model's output there.
-        noise: factor of the step's noise.
-        before: factor of the output of the previous step.
-    """
-
-    keep: float
-    output: float
-    noise: float = 0.0
-    before: float = 0.0
-
-    def __call__(
-        self, point: Tensor, output: Tensor, carried: Tensor | None, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Takes the step; it carries its output."""
-        new = self.keep * point + self.output * output
-        if self.before:
-            assert carried is not None
-            new = new + self.before * carried
-        return new if noise is None or not self.noise else new + self.noise * noise, output
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +71,8 @@ def serial(evaluate: Evaluate, start: Tensor, rules: Sequence[SolverStep], noise
         rules: the steps.
         noise: that of every step, `[steps, samples, ...]`, for rules with noise.
 
-    >>> serial(lambda x, steps, samples: x, torch.ones(1, 1), [StepRule(1.0, 1.0)] * 3).sample
+    >>> rules = [lambda point, output, carried, noise: (point + output, None)] * 3
+    >>> serial(lambda x, steps, samples: x, torch.ones(1, 1), rules).sample
     tensor([[8.]])
     """
     point, carried, samples, last = start, None, list(range(len(start))), None
@@ -198,7 +169,7 @@ def picard(
     Raises:
         ArgumentError: a window or tolerance out of bounds, or not a scale for each step.
 
-    >>> rules = [StepRule(1.0, 0.1)] * 8
+    >>> rules = [lambda point, output, carried, noise: (point + 0.1 * output, None)] * 8
     >>> picard(lambda x, steps, samples: 0 * x + 1, torch.zeros(1, 2), rules).rounds
     3
     """
@@ -248,7 +219,8 @@ def drafts(
     Raises:
         ArgumentError: a number of drafts or of first steps out of bounds.
 
-    >>> drafts(lambda x, steps, samples: x, torch.ones(1, 1), [StepRule(1.0, 0.1)] * 5, num=2).rounds
+    >>> rules = [lambda point, output, carried, noise: (point + 0.1 * output, None)] * 5
+    >>> drafts(lambda x, steps, samples: x, torch.ones(1, 1), rules, num=2).rounds
     3
     """
     check_knobs(type_hints(drafts), {"num": num, "warmup": warmup}, owner="drafts: ")

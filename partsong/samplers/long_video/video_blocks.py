@@ -16,7 +16,6 @@ from partsong.errors import ArgumentError, UnsupportedError
 from partsong.knobs import Count, check_value
 from partsong.parallel import Plan
 from partsong.parallel.hooks.replaced_method import Method, replace_method
-from partsong.samplers.long_video.causal_block import causal_block
 from partsong.samplers.long_video.frame_counts import temporal_factor
 from partsong.samplers.long_video.frame_noise import FrameNoise, draw_seeds
 from partsong.samplers.long_video.staged_frames import StagedFrames
@@ -26,7 +25,7 @@ from partsong.samplers.pipeline.plan_call import call_pipeline
 from partsong.samplers.pipeline.scheduler_state import restore
 from partsong.samplers.pipeline.shared_text import SharedText
 
-__all__ = ["VideoBlocks", "frames_of", "joined"]
+__all__ = ["VideoBlocks", "joined"]
 
 
 #: Arguments of pipelines and their `prepare_latents` with reference pictures or videos.
@@ -226,11 +225,6 @@ def joined(outputs: Sequence[Any], dim: int) -> Any:
     else:
         whole = [list(itertools.chain.from_iterable(pictures)) for pictures in zip(*parts, strict=True)]
     return (whole,) if isinstance(outputs[0], tuple) else type(outputs[0])(frames=whole)
-
-
-def frames_of(pipe: Any, blocks: int) -> int:
-    """Returns the number of frames in some blocks of a causal model's pipeline."""
-    return (blocks * causal_block(pipe.transformer) - 1) * _factor(pipe) + 1
 
 
 def _factor(pipe: Any) -> int:

@@ -96,10 +96,7 @@ class BlockDecoder:
             verify=self.verify,
         )
         self.last = self._run(steps, input_ids)
-        sequences = pad_rows(input_ids, self.last.tokens, generation_config)
-        if generation_config.return_dict_in_generate:
-            return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, sequences))
-        return sequences
+        return generated(input_ids, self.last.tokens, generation_config)
 
     def _seed(self) -> int:
         if self.generator is None:
@@ -161,11 +158,16 @@ def _stop_tokens(config: GenerationConfig) -> list[int]:
     return [] if stops is None else [stops] if isinstance(stops, int) else list(stops)
 
 
-def pad_rows(input_ids: Tensor, texts: list[list[int]], config: GenerationConfig) -> Tensor:
-    """Returns prompts and texts `[B, L]`, filled up with the pad token."""
+def generated(
+    input_ids: Tensor, texts: list[list[int]], config: GenerationConfig
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """Returns what ``generate`` does: prompts and texts `[B, L]`, filled up with the pad token."""
     stops = _stop_tokens(config)
     pad = config.pad_token_id if config.pad_token_id is not None else (stops or [0])[0]
     longest = max(map(len, texts))
     rows = [tokens + [pad] * (longest - len(tokens)) for tokens in texts]
     new = torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device).view(len(rows), longest)
-    return torch.cat([input_ids, new], 1)
+    sequences = torch.cat([input_ids, new], 1)
+    if config.return_dict_in_generate:
+        return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, sequences))
+    return sequences

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from partsong.kernels.speculation.drafter import DrafterKnobs, DraftText
 from partsong.kernels.speculation.match import Match, follow, node_draws
 from partsong.kernels.speculation.registry import drafters_of
 from partsong.kernels.token_head_naive import FEW_ROWS, Logits, to_logits
-from partsong.samplers.text.block_decoder import pad_rows
+from partsong.samplers.text.block_decoder import generated
 from partsong.samplers.text.caches import PrefixCache
 from partsong.samplers.text.causal import speculator_of
 from partsong.samplers.text.draft_reader import DraftReader
@@ -107,10 +107,7 @@ class SpeculativeDecoder:
         room = max(generation_config.max_length - input_ids.shape[1], 0)
         _Run(text_model, processors, drafters, texts, room, self.last).run()
         new = [text.ids[input_ids.shape[1] :] for text in texts]
-        sequences = pad_rows(input_ids, new, generation_config)
-        if generation_config.return_dict_in_generate:
-            return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, sequences))
-        return sequences
+        return generated(input_ids, new, generation_config)
 
 
 @dataclass(slots=True, eq=False)

@@ -57,7 +57,7 @@ class Floor:
                 outcome.dropped.append(name)
             self._set(orders, outcome)
             for work in orders.begun:
-                if work.id not in outcome.failed and self._takes_part(work):
+                if work.id not in outcome.failed and (work.strategies or self._mesh.is_main):
                     self._begin(work, outcome)
             if orders.whole is not None:
                 WholeJob(self._model, self._mesh, orders.whole, report).run(outcome)
@@ -78,9 +78,6 @@ class Floor:
         """Ends every job where it stands."""
         for name in list(self.jobs):
             self._end(name)
-
-    def _takes_part(self, work: JobWork) -> bool:
-        return bool(work.strategies) or self._mesh.is_main
 
     def _set(self, orders: Orders, outcome: TurnOutcome) -> None:
         if orders.setting is None:

@@ -39,7 +39,8 @@ def serve_ranks(settings: ReplicaSettings) -> None:
     quiet_libraries()
     with Mesh(data=int(os.environ.get("WORLD_SIZE", "1")), timeout=_TIMEOUT) as mesh:
         model = ServedModel(settings, mesh)
-        floor = Floor(model, mesh, shares_files=_is_on_one_machine(mesh) and not settings.sends_files)
+        on_one_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == mesh.world_size
+        floor = Floor(model, mesh, shares_files=on_one_machine and not settings.sends_files)
         everyone = mesh.axis("data")
         calls, arguments = first_step(model)
         front = None
@@ -81,10 +82,6 @@ def first_step(model: ServedModel) -> tuple[int, dict[str, Any] | None]:
     except PartsongError:  # the pipeline needs more than a prompt
         return 2, None
     return calls, first
-
-
-def _is_on_one_machine(mesh: Mesh) -> bool:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == mesh.world_size
 
 
 def _nothing(work: JobWork, step: int, steps: int) -> bool:

@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 
 from partsong import zoo
 from partsong.errors import ArgumentError
-from partsong.jobs.text_source import TextSource
+from partsong.jobs.folder_source import FolderSource
 from partsong.jobs.texts import load_tokenizer, open_text_model, plain_ids
 from partsong.knobs import format_knobs
 from partsong.samplers.text import RULES, Decoded, Step, TextStream, decode_steps, parse_rule
@@ -69,7 +69,7 @@ class DiffusionTexts:
 
     kind = "text"
 
-    def __init__(self, source: TextSource, spec: TextSpec) -> None:
+    def __init__(self, source: FolderSource, spec: TextSpec) -> None:
         if spec.speculate or spec.weights:
             raise ArgumentError(
                 f"speculate and weights are for causal models, and {spec.model} decides tokens in any order: leave "

@@ -98,7 +98,7 @@ def _open(spec: TextSpec) -> OpenedText:
 
         how: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device, "speculate": spec.speculate}
         return ThinkingTexts(spec.model, spec.limits, weights=spec.weights, **how)
-    from partsong.jobs.text_source import find_text_model
+    from partsong.jobs.folder_source import find_text_model
     from partsong.serving.texts.diffusion import DiffusionTexts
 
     source = find_text_model(spec.model, spec.adapter)

@@ -126,7 +126,7 @@ def save(folder: str | Path, model: PreTrainedModel, weights: StreamWeights, *, 
     weights.check(model.config)
     if weights.num_streams == 1:
         raise ArgumentError("the published layout knows one stream as the base model, without weights of its own")
-    streams = {name: value.detach().cpu().contiguous() for name, value in weights.published().items()}
+    streams = {name: value.detach().cpu().contiguous() for name, value in _published(weights).items()}
     target.mkdir(parents=True, exist_ok=True)
     if backbone:
         whole: Any = {**model.state_dict(), **streams}
@@ -159,8 +159,25 @@ def _streams(settings: dict[str, Any], model: PreTrainedModel, state: dict[str, 
     weights = StreamWeights.new(
         model, settings[_NUM], prefix_length=settings.get(_LENGTH, 48), smoothing=settings.get(_SMOOTHING, 0.01)
     )
-    weights.load_published(state)
+    own = _published(weights)
+    if missing := sorted(set(own) - set(state)):
+        raise ArgumentError(f"the checkpoint has no {missing[0]} ({len(missing)} of {len(own)} names are missing)")
+    with torch.no_grad():
+        for name, value in own.items():
+            if state[name].shape != value.shape:
+                shape, expected = tuple(state[name].shape), tuple(value.shape)
+                raise ArgumentError(f"{name} has shape {shape} in the checkpoint, {expected} was expected")
+            value.copy_(state[name])
     return weights.eval()
+
+
+def _published(weights: StreamWeights) -> dict[str, Tensor]:
+    """Returns the weights, not copied, under the names that published checkpoints have."""
+    state = {f"model.{name}": value for name, value in weights.state_dict().items() if name.startswith("aggregate")}
+    for layer in range(len(weights.prefix_k)):
+        state[f"model.layers.{layer}.self_attn.prefix_k"] = weights.prefix_k[layer].detach()
+        state[f"model.layers.{layer}.self_attn.prefix_v"] = weights.prefix_v[layer].detach()
+    return state
 
 
 def _is_stream(name: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +22,8 @@ from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DraftText, Observation
 from partsong.kernels.speculation.rates import Rates
 from partsong.knobs import Count, Knobs, Number
-from partsong.reasoning.local.batch import Batch, BatchRow
+from partsong.reasoning.local.batch import Batch
+from partsong.reasoning.local.batch_feed import BatchRow
 from partsong.reasoning.local.loading import load
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prefix_node import PrefixNode
@@ -137,7 +138,7 @@ class AssistantDrafter:
     def __init__(
         self, model: LocalModel, *, length: int, branches: int, cost: float, grouped: LayerParallel | None = None
     ) -> None:
-        self._grouped = grouped
+        self._grouped, self._exact = grouped, nullcontext if grouped is None else grouped.exact
         self.model, self._length, self._branches, self._cost = model, length, branches, cost
         self._batch: Batch[BatchRow] = Batch(model)
         self._tree = PrefixTree(model.room_for, _KEPT, self._batch.note_cut)
@@ -163,8 +164,7 @@ class AssistantDrafter:
 
     def observe(self, text: DraftText, seen: Observation) -> None:
         """Learns how often guesses of each depth are right."""
-        writing = self._writings.get(text)
-        if writing is None:
+        if (writing := self._writings.get(text)) is None:
             return
         if not writing.guesses:
             writing.rates.rest()
@@ -176,13 +176,9 @@ class AssistantDrafter:
 
     def forget(self, text: DraftText) -> None:
         """Drops the keys of a text."""
-        writing = self._writings.pop(text, None)
-        if writing is not None:
+        if (writing := self._writings.pop(text, None)) is not None:
             self._batch.leave(writing.row)
             self._tree.trim()
-
-    def _exact(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._grouped is None else self._grouped.exact()
 
     def _is_worth(self, writing: _Writing, room: int) -> bool:
         """Says whether the next guess gives more tokens for its time than the step has without it."""

@@ -193,7 +193,7 @@ class HeadDrafter:
             for (text, node, _, reached), values, tokens in zip(ends, *(x.tolist() for x in best), strict=True):
                 self._branch(growing[text], node, reached, values, tokens)
             for each in growing:
-                each.ends = sorted(each.ends, key=_by_chance)[: self._knobs.branches]
+                each.ends = sorted(each.ends, key=lambda end: -end[2])[: self._knobs.branches]
 
     def _branch(
         self, growing: _Growing, node: int, reached: float, values: Sequence[float], tokens: Sequence[int]
@@ -215,7 +215,3 @@ class HeadDrafter:
         """Says how the guess for a place after the next one is drawn."""
         draw = text.draw
         return TokenDraw(draw.temperature * self._knobs.heat, draw.top_p, draw.seed, draw.place + place)
-
-
-def _by_chance(end: tuple[int, int, float]) -> float:
-    return -end[2]

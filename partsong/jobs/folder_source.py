@@ -1,4 +1,4 @@
-"""Finds the checkpoint folder that ``--model`` of text commands names, from small files only; no code is run."""
+"""Finds the folder that ``--model`` of text and tiles commands names, from small files only; no code is run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from partsong import zoo
 from partsong.errors import ArgumentError
 from partsong.model_folders import model_folder, read_settings
 
-__all__ = ["TextSource", "find_text_model"]
+__all__ = ["FolderSource", "find_text_model", "find_tiles"]
 
 #: A folder with any of these files has a tokenizer.
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+#: The folder of the picture tokenizer inside that of a model of picture tokens.
+_PICTURES = "pictures"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextSource:
-    """Names a checkpoint folder with a tokenizer.
+class FolderSource:
+    """Names the folder of a model that is not a pipeline.
 
     Attributes:
         folder: where it is.
@@ -28,7 +30,7 @@ class TextSource:
     zoo_name: str | None = None
 
 
-def find_text_model(name: str, adapter: str | None = None) -> TextSource:
+def find_text_model(name: str, adapter: str | None = None) -> FolderSource:
     """Resolves a zoo name, a local transformers folder or a hub id, and checks that its family can be decoded.
 
     Args:
@@ -42,7 +44,7 @@ def find_text_model(name: str, adapter: str | None = None) -> TextSource:
     folder = model_folder(name)
     _check_folder(folder, adapter)
     of_zoo = name in zoo.MODELS and folder == zoo.MODELS[name].folder
-    return TextSource(folder=folder, zoo_name=name if of_zoo else None)
+    return FolderSource(folder=folder, zoo_name=name if of_zoo else None)
 
 
 def _check_folder(folder: Path, adapter: str | None) -> None:
@@ -56,3 +58,17 @@ def _check_folder(folder: Path, adapter: str | None) -> None:
     from partsong.samplers.text.families import adapter_of
 
     adapter_of(settings, adapter)
+
+
+def find_tiles(name: str) -> FolderSource | None:
+    """Returns the folder of a model of picture tokens, or None if the name belongs to another kind of model.
+
+    Args:
+        name: what the user wrote: a local folder, or a model of the zoo.
+    """
+    folder = Path(name).expanduser()
+    own = zoo.MODELS[name].folder if name in zoo.MODELS and not folder.is_dir() else None
+    folder = own or folder
+    if not (folder / "config.json").is_file() or not (folder / _PICTURES).is_dir():
+        return None
+    return FolderSource(folder=folder, zoo_name=None if own is None else name)
