@@ -14,7 +14,8 @@ from partsong.errors import ArgumentError
 from partsong.evals.bench.image import LIMIT, run
 from partsong.parallel.ranks.agreement import NUMBERS_PER_VALUE
 from partsong.planner import Device, Link
-from partsong.planner.calibration import Calibration, hardware_name
+from partsong.planner.calibration import Calibration
+from partsong.planner.this_machine import hardware_name
 from tests import covering
 
 #: What is timed instead of the usual mixes, which run with ``--full``.

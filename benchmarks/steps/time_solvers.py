@@ -26,7 +26,8 @@ from benchmarks.steps.step_rule import StepRule
 from partsong import TimeParallel, zoo
 from partsong.outputs import psnr
 from partsong.parallel import parallelize
-from partsong.samplers.denoising.fixed_point import Evaluate, Solution, SolverStep, drafts, picard
+from partsong.samplers.denoising.drafts import drafts
+from partsong.samplers.denoising.fixed_point import Evaluate, Solution, SolverStep, picard
 from partsong.samplers.time_parallel.loop import Solve, solve_over_time
 from partsong.samplers.time_parallel.scheduled import ScheduledStep
 from partsong.seeds import generators

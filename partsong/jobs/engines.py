@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.knobs import Count, check_fields
-from partsong.reasoning.answers.extract import final_choice, final_code, final_expression, final_math, final_number
+from partsong.reasoning.answers.extract import final_choice, final_expression, final_math, final_number
+from partsong.reasoning.answers.extract_code import final_code
 from partsong.reasoning.answers.extract_rows import final_list
 from partsong.reasoning.calls.answer import Extract
 from partsong.reasoning.calls.engine import Engine

@@ -6,8 +6,6 @@ import functools
 import json
 import math
 import os
-import platform
-import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +23,7 @@ from partsong.planner.clock import replay
 from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.measuring import LINK_SIZES, SMALL, measure, probe_call, probe_model
 from partsong.planner.operators import QUERY_ROWS, TILE
+from partsong.planner.this_machine import device_memory, hardware_name
 from partsong.planner.trace import CallTrace, trace_calls
 
 __all__ = [
@@ -139,7 +138,7 @@ def _device(raw: Mapping[str, Any]) -> Device:
         name=hardware_name(),
         flops=rate,
         bandwidth=bandwidth,
-        memory=_memory(raw["device"]),
+        memory=device_memory(raw["device"]),
         cache=float(max(cached, default=0)),
         units=max(0, round(statistics.median(units))),
         matmul=1.0,
@@ -212,23 +211,6 @@ def probe_trace(tokens: int, device: str, *, small: bool = False) -> CallTrace:
     with torch.device("meta"):
         model = probe_model(small=small).to(dtype)
     return trace_calls(model, [], 1, probe_call(tokens, dtype, small=small))
-
-
-def hardware_name() -> str:
-    """Names this machine by its devices, in letters that a file name may have."""
-    if torch.cuda.is_available():
-        text = f"{torch.cuda.device_count()}x {torch.cuda.get_device_name()}"
-    else:
-        text = f"{usable_cores()} cores {torch.backends.cpu.get_cpu_capability()} {platform.machine()}"
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def _memory(kind: str) -> float:
-    if kind == "cuda":
-        return float(torch.cuda.get_device_properties(0).total_memory)
-    import psutil
-
-    return float(psutil.virtual_memory().total)
 
 
 def find_calibration(ranks: int) -> Calibration | None:

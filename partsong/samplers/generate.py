@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.samplers.long_video.frame_progress import with_progress
 from partsong.samplers.long_video.host_memory import trimmed
-from partsong.samplers.long_video.video_blocks import joined
+from partsong.samplers.long_video.joined_blocks import joined
 from partsong.samplers.registry import ROWS, row_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from benchmarks.steps.parareal import parareal
 from benchmarks.steps.reused_outputs import reused_outputs
 from benchmarks.steps.step_rule import StepRule
 from partsong.errors import ArgumentError
-from partsong.samplers.denoising.fixed_point import Evaluate, drafts, picard, serial
+from partsong.samplers.denoising.drafts import drafts
+from partsong.samplers.denoising.fixed_point import Evaluate, picard, serial
 
 SIZE, CENTRES, SPREAD = 48, 384, 0.15
 

@@ -27,7 +27,7 @@ from partsong.reasoning import (
     ScriptedEngine,
     final_number,
 )
-from partsong.reasoning.answers.extract import final_code
+from partsong.reasoning.answers.extract_code import final_code
 from partsong.reasoning.answers.sandbox import SandboxOutcome
 from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.strategies import STRATEGIES, self_consistency, sequential_refinement

@@ -12,7 +12,6 @@ from hypothesis import strategies as some
 from partsong.reasoning.answers.extract import (
     TAIL,
     final_choice,
-    final_code,
     final_expression,
     final_math,
     final_number,
@@ -20,6 +19,7 @@ from partsong.reasoning.answers.extract import (
     normal_math,
     visible_text,
 )
+from partsong.reasoning.answers.extract_code import final_code
 from partsong.reasoning.answers.extract_rows import final_grid, final_list, items_of
 
 EXTRACTORS: list[Callable[[str], str | None]] = [

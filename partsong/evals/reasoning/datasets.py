@@ -25,7 +25,8 @@ from partsong.evals.reasoning.judges import ends_well, is_list, is_math, is_numb
 from partsong.evals.reasoning.problem import Problem
 from partsong.knobs import Count, Whole, check_knobs, check_value, type_hints
 from partsong.reasoning.answers.checking import MathChecker
-from partsong.reasoning.answers.extract import final_choice, final_code, final_math, final_number, normal_math
+from partsong.reasoning.answers.extract import final_choice, final_math, final_number, normal_math
+from partsong.reasoning.answers.extract_code import final_code
 from partsong.reasoning.answers.extract_rows import final_list
 from partsong.reasoning.answers.sandbox import Runner
 from partsong.reasoning.calls.answer import Extract

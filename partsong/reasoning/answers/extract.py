@@ -1,9 +1,9 @@
-r"""Finds the answer in a model's text, by reading it: boxes, numbers, letters, expressions, code.
+r"""Finds the answer in a model's text, by reading it: boxes, numbers, letters, expressions.
 
 Every function takes a text and returns the answer in a canonical spelling, so that equivalent answers are equal. It
 returns None where the text names no answer. The last answer counts, text inside ``<think>`` does not, and only the last
 `TAIL` characters are read. The time is proportional to that length for every text. Lists and grids are in
-`partsong.reasoning.answers.extract_rows`.
+`partsong.reasoning.answers.extract_rows`, code in `extract_code`.
 
 >>> final_number(r"so \boxed{\frac{6}{8}}"), final_choice("The answer is (B)."), final_expression("try (5+3)*2 = 16")
 ('3/4', 'B', '(3+5)*2')
@@ -21,7 +21,6 @@ from partsong.reasoning.answers.expression import ExpressionError
 __all__ = [
     "TAIL",
     "final_choice",
-    "final_code",
     "final_expression",
     "final_math",
     "final_number",
@@ -55,7 +54,6 @@ _ONE_LETTER = re.compile(r"[\s*(\[]{0,8}([A-Z])[\s*)\].:]{0,8}", re.ASCII)
 _BRACKETED = re.compile(r"\(([A-Z])\)")
 _ARITHMETIC = re.compile(r"[0-9+\-*/^().,×·÷−\s{}]|\\[A-Za-z]+")  # noqa: RUF001
 _BULLET = re.compile(r"^\s{0,20}(?:[0-9]{1,2}[.)]|[-*•])\s+")
-_FENCE = re.compile(r"^[ \t]{0,3}```[ \t]*([\w+-]{0,20})[^\n]{0,200}$", re.MULTILINE)
 
 
 def visible_text(text: str) -> str:
@@ -223,26 +221,3 @@ def normal_math(text: str) -> str:
     math = re.sub(r"\s+", " ", re.sub(r"(?<!\\)\\(?=\s)|~", " ", math))
     # A blank is needed where a command would run into a letter: \sin x.
     return re.sub(r"(\\[A-Za-z]+) (?=[A-Za-z])| ", lambda blank: f"{blank[1]} " if blank[1] else "", math).rstrip(".,;")
-
-
-def final_code(text: str, language: str | None = "python") -> str | None:
-    r"""Returns the last fenced block of code in a language or without a label; an unclosed one extends to the end.
-
-    Args:
-        text: the text.
-        language: label of the block, in lower case; None takes any.
-
-    >>> final_code("Try this:\n```python\nx = 1\n```\nDone.")
-    'x = 1\n'
-    """
-    visible, blocks, begin = visible_text(text), [], None
-    for fence in _FENCE.finditer(visible):
-        if begin is None:
-            begin = (fence[1].lower(), fence.end() + 1)
-        elif not fence[1]:
-            blocks.append((begin[0], visible[begin[1] : fence.start()]))
-            begin = None
-    if begin is not None:
-        blocks.append((begin[0], visible[begin[1] :]))
-    labels = {language, "", *({"py", "python3"} if language == "python" else ())}
-    return next((code for label, code in reversed(blocks) if language is None or label in labels), None)

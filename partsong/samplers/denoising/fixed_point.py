@@ -4,8 +4,7 @@ The points of a trajectory are the fixed point of "step from the previous point 
 at several points can be evaluated in one call of the model, and right guesses save steps. Everything
 here is a plain function of a model `evaluate`; steps are data.
 
-Sources: ParaDiGMS (Shih et al., arXiv 2305.16317) for the window, DRiffusion (arXiv 2603.25872) for drafts that are
-evaluated once.
+Source: ParaDiGMS (Shih et al., arXiv 2305.16317).
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
-from partsong.knobs import Count, Number, Whole, check_knobs, type_hints
+from partsong.knobs import Count, Number, check_knobs, type_hints
 
-__all__ = ["Evaluate", "Solution", "SolverStep", "drafts", "picard", "serial"]
+__all__ = ["Evaluate", "Solution", "SolverStep", "picard", "serial"]
 
 #: The model: points `[n, ...]`, the number of the step that starts at each, and the sample each belongs to -> outputs
 #: `[n, ...]`.
@@ -193,60 +192,3 @@ def picard(
         rounds, evaluations = rounds + 1, evaluations + len(numbers)
     sample, last = torch.stack([each.points[0] for each in windows]), [w.last for w in windows if w.last is not None]
     return Solution(sample, rounds, evaluations, max(each.residual for each in windows), last or None)
-
-
-def drafts(
-    evaluate: Evaluate,
-    start: Tensor,
-    rules: Sequence[SolverStep],
-    *,
-    num: Count = 2,
-    warmup: Annotated[int, Whole(0)] = 0,
-    noise: Tensor | None = None,
-) -> Solution:
-    """Drafts a few points with the last output, evaluates them at once, and steps with the results.
-
-    It is one unchecked sweep of `picard`. `num` drafts divide the number of rounds by `num`; 1 is `serial`.
-
-    Args:
-        evaluate: the model.
-        start: first points, `[samples, ...]`.
-        rules: the steps.
-        num: drafts in a round.
-        warmup: first steps that are taken one by one.
-        noise: that of every step, `[steps, samples, ...]`, for rules that add some.
-
-    Raises:
-        ArgumentError: a number of drafts or of first steps out of bounds.
-
-    >>> rules = [lambda point, output, carried, noise: (point + 0.1 * output, None)] * 5
-    >>> drafts(lambda x, steps, samples: x, torch.ones(1, 1), rules, num=2).rounds
-    3
-    """
-    check_knobs(type_hints(drafts), {"num": num, "warmup": warmup}, owner="drafts: ")
-    count = len(start)
-
-    def step(number: int, point: Tensor, output: Tensor, carried: Any) -> tuple[Tensor, Any]:
-        return rules[number](point, output, carried, None if noise is None else noise[number])
-
-    output = evaluate(start, [0] * count, list(range(count)))
-    point, carried, number, rounds, taken = start, None, 0, 1, None
-    while number < len(rules):
-        size = 1 if number < warmup else min(num, len(rules) - number)
-        drafted, ahead = (point, carried), list[Tensor]()
-        for place in range(size):
-            drafted = step(number + place, drafted[0], output, drafted[1])
-            ahead.append(drafted[0])
-        # The last draft's output starts the next round; after the last step there is nothing to evaluate.
-        wanted = ahead if number + size < len(rules) else ahead[:-1]
-        outputs = [output]
-        if wanted:
-            numbers = [number + 1 + place for place in range(len(wanted)) for _ in range(count)]
-            fresh = evaluate(torch.cat(wanted), numbers, list(range(count)) * len(wanted))
-            outputs += fresh.split(count)
-            rounds += 1
-        for place in range(size):
-            taken = [(point, outputs[place], carried)]
-            point, carried = step(number + place, point, outputs[place], carried)
-        output, number = outputs[-1], number + size
-    return Solution(point, rounds, count * len(rules), last=taken)

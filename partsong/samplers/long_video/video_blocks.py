@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +23,7 @@ from partsong.samplers.pipeline.plan_call import call_pipeline
 from partsong.samplers.pipeline.scheduler_state import restore
 from partsong.samplers.pipeline.shared_text import SharedText
 
-__all__ = ["VideoBlocks", "joined"]
+__all__ = ["VideoBlocks"]
 
 
 #: Arguments of pipelines and their `prepare_latents` with reference pictures or videos.
@@ -208,23 +206,6 @@ class VideoBlocks:
         # Channels for a picture that is not given stay empty.
         empty = (latents == 0).flatten(0, -2).all(dim=0)
         return noise.masked_fill(empty, 0.0)
-
-
-def joined(outputs: Sequence[Any], dim: int) -> Any:
-    """Joins the outputs of a video's blocks, in order: arrays, tensors or lists of pictures.
-
-    Args:
-        outputs: what the pipeline returned for each block.
-        dim: of the frames, where they are tensors.
-    """
-    parts = [output[0] if isinstance(output, tuple) else output.frames for output in outputs]
-    if isinstance(parts[0], np.ndarray):
-        whole: Any = np.concatenate(parts, axis=1)
-    elif isinstance(parts[0], Tensor):
-        whole = torch.cat(parts, dim=dim)
-    else:
-        whole = [list(itertools.chain.from_iterable(pictures)) for pictures in zip(*parts, strict=True)]
-    return (whole,) if isinstance(outputs[0], tuple) else type(outputs[0])(frames=whole)
 
 
 def _factor(pipe: Any) -> int:

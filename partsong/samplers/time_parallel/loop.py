@@ -15,7 +15,8 @@ from partsong.parallel import Plan
 from partsong.parallel.hooks.replaced_method import Method, replace_method
 from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.parallel.ranks.collectives import agree, all_gather
-from partsong.samplers.denoising.fixed_point import Evaluate, Solution, SolverStep, drafts, picard
+from partsong.samplers.denoising.drafts import drafts
+from partsong.samplers.denoising.fixed_point import Evaluate, Solution, SolverStep, picard
 from partsong.samplers.pipeline.paused import PausedCall
 from partsong.samplers.pipeline.plan_call import call_pipeline, refuse_arguments
 from partsong.samplers.time_parallel.rehearsal import Findings, Rehearsal
