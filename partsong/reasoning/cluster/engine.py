@@ -152,7 +152,7 @@ class RayEngine:
         Cancelling ends the call in its actor, and returns when the actor has dropped it.
 
         Raises:
-            EngineError: no engine is left, three engines died under the call, or the engine is closed. Errors of the
+            EngineError: no engine is left, three engines died during the call, or the engine is closed. Errors of the
                 engines themselves are raised as well.
         """
         loop, lost = asyncio.get_running_loop(), 0
@@ -180,7 +180,7 @@ class RayEngine:
         raise AssertionError
 
     async def _assign(self, call: PlacedCall) -> EnginePlace:
-        """Gives a call to an engine; waits while all of them are being started again."""
+        """Gives a call to an engine; waits while all of them are being restarted."""
         while True:
             with self._lock:
                 if self._closed:

@@ -108,7 +108,7 @@ class EnginePlace:
         return f"engine {self.number} ({self.where or 'not started'}): {self.why or self.state}"
 
     def open(self, where: str) -> None:
-        """Opens the place for calls, once the actor's engine is there."""
+        """Opens the place for calls, once the actor's engine is ready."""
         self.state, self.where = "up", where
         self._thread.start()
 
@@ -169,7 +169,7 @@ class EnginePlace:
             lost, self.calls = list(self.calls.values()), {}
             self.why = last_line(error)
             if self._cluster.there:
-                ray.kill(self.actor)  # it may be unreachable rather than dead, and would work in vain
+                ray.kill(self.actor)  # it may be unreachable rather than dead, and would work for nothing
             again = self._cluster.there and bool(self.restarts) and not self._closing
             if again:
                 self.restarts -= 1

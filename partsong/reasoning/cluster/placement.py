@@ -55,7 +55,7 @@ def _prompt_key(request: Request) -> bytes:
 
 
 def gpu_share(num_engines: int, num_gpus: float) -> float:
-    """Returns the GPUs of each engine: one, or the largest fraction with which all of them find room.
+    """Returns the GPUs of each engine: one, or the largest fraction that leaves room for all of them.
 
     >>> gpu_share(2, 8), gpu_share(3, 2), gpu_share(4, 0)
     (1.0, 0.5, 0.0)

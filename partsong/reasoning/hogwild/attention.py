@@ -56,7 +56,7 @@ def forward(model: LocalModel, rotary: Rotary, store: BlockStore, feeds: Sequenc
     keep = [end for end, feed in zip(ends.tolist(), feeds, strict=True) if feed.asked]
     tokens = [token for feed in feeds for token in feed.tokens]
     attends: Any = step
-    # At position 0 the model turns neither queries nor keys. Both are turned here, where the block is known.
+    # At position 0 the model rotates neither queries nor keys. Both are rotated here, where the block is known.
     return model.forward(tokens, [0] * len(tokens), keep, attends)
 
 
@@ -64,8 +64,8 @@ class ViewStep:
     """Computes the attention of a step's tokens.
 
     Args:
-        store: the store of all blocks, of which those that are written to grow.
-        rotary: turns queries and keys.
+        store: the store of all blocks; those that are written to grow.
+        rotary: rotates queries and keys.
         feeds: the tokens.
     """
 
@@ -103,8 +103,8 @@ class ViewStep:
 
         Args:
             layer: the number of the layer.
-            query: `[1, heads, tokens, head_dim]`, not turned.
-            key: `[1, kv_heads, tokens, head_dim]`, not turned.
+            query: `[1, heads, tokens, head_dim]`, not rotated.
+            key: `[1, kv_heads, tokens, head_dim]`, not rotated.
             value: of the same shape.
             scale: factor on the scores.
 

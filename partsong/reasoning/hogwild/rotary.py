@@ -1,6 +1,6 @@
-"""Applies a local model's rotary position embedding to queries and keys that the model itself does not turn.
+"""Applies a local model's rotary position embedding to queries and keys that the model itself does not rotate.
 
-A model whose tokens all stand at position 0 turns none of them. Attention may then turn a query differently for every
+A model whose tokens are all at position 0 rotates none of them. Attention may then rotate a query differently for every
 block of keys it reads.
 """
 
@@ -19,14 +19,14 @@ __all__ = ["Rotary", "rotary_of"]
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Turns queries and keys as a model does.
+    """Rotates queries and keys as a model does.
 
-    Position p turns elements i and i + n of the first 2n of a head by the angle ``p * frequencies[i]``. The elements
-    after these stay (Su et al., arXiv 2104.09864, in the order of dims of GPT-NeoX).
+    Position p rotates elements i and i + n of the first 2n of a head by the angle ``p * frequencies[i]``. The elements
+    after these are unchanged (Su et al., arXiv 2104.09864, in the order of dims of GPT-NeoX).
 
     Attributes:
         frequencies: `[n]`, float64, radians per position.
-        layers: for each layer, whether it turns queries and keys; some models have layers without positions.
+        layers: for each layer, whether it rotates queries and keys; some models have layers without positions.
 
     >>> rotary = Rotary(torch.tensor([1.0, 0.1], dtype=torch.float64), (True,))
     >>> x = torch.randn(3, 4, dtype=torch.float64)
@@ -41,10 +41,10 @@ class Rotary:
     def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Computes cosines and sines, each `[*positions.shape, n]`, for vectors of a dtype.
 
-        Angles are computed in float64: a position of some thousands times a frequency in float32 is off by 1e-4.
+        Angles are computed in float64: in float32 a frequency times a position in the thousands is off by 1e-4.
 
         Args:
-            positions: integers; negative ones turn back.
+            positions: integers; negative ones rotate back.
             dtype: the vectors' type; tables for types narrower than float32 are float32.
         """
         angles = positions.double()[..., None] * self.frequencies
@@ -52,7 +52,7 @@ class Rotary:
         return angles.cos().to(wide), angles.sin().to(wide)
 
     def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Turns vectors.
+        """Rotates vectors.
 
         Args:
             x: `[..., head_dim]`.
@@ -60,7 +60,7 @@ class Rotary:
             sin: broadcasts likewise.
 
         Returns:
-            The turned vectors, with the dtype of x, and the shape that x and the tables broadcast to.
+            The rotated vectors, with the dtype of x, and the shape that x and the tables broadcast to.
         """
         half = len(self.frequencies)
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

@@ -60,8 +60,8 @@ async def hogwild(
         layout: what a worker sees before its own text. "combined" shows the finished steps (paragraphs) in the order in
             which they ended, then what the others are writing. "contiguous" shows all that each of the others has
             written. "interleaved" shows only the finished steps.
-        probe_every: tokens after which a worker is asked, at the end of a paragraph, whether somebody else is doing the
-            same already. After twice as many it is asked in the middle of a paragraph. 0 never asks.
+        probe_every: tokens after which a worker is asked, at the end of a paragraph, whether somebody else is already
+            doing the same. After twice as many it is asked in the middle of a paragraph. 0 never asks.
         answer_tokens: if no worker names a result, the first one must do so, greedily, in at most this many tokens. 0
             leaves the run without an answer.
         names: the workers' names, at least as many as workers. Default: "Alice", "Bob" and so on.
@@ -70,8 +70,8 @@ async def hogwild(
 
     Returns:
         The answer. Its details have ``texts``, by worker, without the labels; ``steps``, the number of forwards in
-        which workers wrote, which is the longest worker's tokens; and ``probes``, a (worker, reply) for each question
-        about redundancy.
+        which workers wrote, as many as the longest worker has tokens; and ``probes``, a (worker, reply) for each
+        question about redundancy.
 
     Raises:
         UnsupportedError: the engine is not a `LocalEngine`, its model's positions are not rotary, or `parameters` ask
@@ -162,7 +162,7 @@ def _names(names: Sequence[str] | None, num: int) -> tuple[str, ...]:
 
 
 class _Workers:
-    """Acts as an engine whose calls are the workers of one writing.
+    """Acts as an engine whose calls are the workers that write together.
 
     The first call begins the writing for all workers, so it does not matter which calls are running, and when. It
     ends when all workers have ended, or when no call waits any more.

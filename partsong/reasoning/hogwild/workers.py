@@ -24,7 +24,7 @@ from partsong.seeds import derive
 
 __all__ = ["WorkerReport", "WorkerText", "HogwildWriter", "Writing"]
 
-#: How many tokens of the prompt are read at a time. Each is turned once per page, so more would need much memory.
+#: How many tokens of the prompt are read at a time. Each is rotated once per page, so more would need much memory.
 _CHUNK = 128
 #: The end of a step: an empty line after the end of a sentence.
 _PARAGRAPH = re.compile(r"[.!?…。][^\w\s]*[ \t]*\n[ \t]*\n\s*\Z")
@@ -43,10 +43,10 @@ class WorkerText:
         seed: worker w draws from ``derive(seed, "hogwild", w)``.
         probe_every: tokens after which a worker is asked at the end of a paragraph whether its work is redundant, or
             after twice as many in the middle of one; 0 never asks.
-        answer_tokens: how many tokens one worker has to name a result when all have run out; 0 asks for no result.
+        answer_tokens: how many tokens one worker has to name a result once all have run out; 0 asks for no result.
         ends: tokens that end a worker's text.
-        concludes: returns whether a worker's text names the result, and so ends all work. It gets the text and whether
-            it has ended, then and whenever a brace closes.
+        concludes: returns whether a worker's text names the result, and so ends all work. It is called with the text,
+            and whether that has ended, whenever a brace closes and when the text ends.
     """
 
     prompt: Sequence[int]
@@ -82,7 +82,7 @@ class HogwildWriter:
     Attributes:
         number: its number.
         seed: the seed of its draws.
-        reader: makes text of its tokens.
+        reader: turns its tokens into text.
         left: how many tokens it may still draw.
         pending: tokens that go into its block next.
         opening: tokens that begin its next block; None while the step goes on.
@@ -136,7 +136,7 @@ class Writing:
 
     Raises:
         ArgumentError: the prompt leaves no room.
-        UnsupportedError: the model's positions are of another kind.
+        UnsupportedError: the model's positions are not rotary.
     """
 
     def __init__(self, model: LocalModel, tokenizer: Any, work: WorkerText) -> None:

@@ -109,7 +109,7 @@ class Batch(Generic[Row]):
         Args:
             chunks: (node, how many tokens to compute); a node comes after those it continues.
             drafts: the guesses and masks of each row; empty if there are none at all.
-            layers: whose states are returned, too (see `LocalModel.look`).
+            layers: whose states are returned as well (see `LocalModel.look`).
             masks: how many masks follow a prompt whose logits a call needs.
         """
         feed, placed = self._feed(drafts), list[Chunk]()

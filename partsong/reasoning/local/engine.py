@@ -60,17 +60,17 @@ class LocalEngine:
         pack: whether linear layers read packed weights. That is several times faster for few rows on a CPU, but takes
             the memory twice if the model was given loaded. None packs on CPUs in float32, and in bfloat16 where the
             processor has the instructions (AVX-512 or AVX-NE-CONVERT).
-        weights: "int8" or "int4" rounds the weights of linear layers, which changes the model: faster for a few rows on
-            a CPU, close to the float one, with a name that says so. Products take bfloat16 inputs then. None rounds
-            nothing.
+        weights: "int8" or "int4" rounds the weights of linear layers, which changes the model: it is faster for
+            a few rows on a CPU, stays close to the float model, and its name says so. Products then take bfloat16
+            inputs. None rounds nothing.
         end_tokens: ids that end an answer. None takes those of the model and its tokenizer. An empty collection lets
             every answer run to its last token.
         thoughts: embeddings that mark the threads of forks (ParaThinker); None ignores marks.
         speculate: what guesses tokens ahead, which a step then verifies: knobs such as ``Ngram()``, or their text form
             such as ``"ngram:length=8"``; several guess together. The text stays the same for any guesses, and comes
             sooner if they are right. `Usage.drafted` and `Usage.rejected` count them.
-        step_costs: number of tokens in a step -> its time relative to a step over one token. Guesses are verified as
-            far as they pay off by these. Default: measured ones, for large and small models on CPUs and for GPUs.
+        step_costs: number of tokens in a step -> its time relative to a step over one token. As many guesses are
+            verified as pay off at these costs. Default: measured ones, for large and small models on CPUs and for GPUs.
         name: what journals call the engine. Default: made from the model and the dtype.
 
     Raises:

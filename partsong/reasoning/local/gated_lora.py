@@ -23,7 +23,7 @@ __all__ = ["GatedLinear", "GatedLora", "linear_layers"]
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Lists the linear layers of a model's decoder by name, packed ones too; its head is not among them.
+    """Lists the linear layers of a model's decoder by name, including packed ones but not its head.
 
     Raises:
         UnsupportedError: there are none.
@@ -93,7 +93,7 @@ class GatedLora(nn.Module):
 
         Args:
             masks: which of its tokens are masks, each with its number from 0 on; the tokens' ids do not matter. Or, if
-                all of them are, int64 `[tokens]` the number of each.
+                all of them are masks, the number of each, int64 `[tokens]`.
         """
         device = self.masks.device
         if isinstance(masks, Tensor):
@@ -184,7 +184,7 @@ class GatedLinear(nn.Module):
         super().__init__()
         key = name.replace(".", "/")
         self.inner = inner
-        # Called without looking for hooks, of which it has none; that cost also shows in a small model.
+        # Called directly: it has no hooks, and even looking for them shows in the times of a small model.
         self._multiply = inner.forward
         self.in_features, self.out_features = lora.sizes[name]
         # Plain attributes, not modules or parameters: the model must not own the head's parts.

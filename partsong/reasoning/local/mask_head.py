@@ -1,7 +1,7 @@
 """Holds a head that guesses several tokens ahead of a frozen model: masks that look ahead, and a sampler.
 
 The masks' states predict the next positions independently. The sampler goes over them from left to right, and knows
-each time which token was drawn last (multi-token prediction, arXiv 2507.11851, sections 3.1 and 3.3).
+at each which token was drawn last (multi-token prediction, arXiv 2507.11851, sections 3.1 and 3.3).
 """
 
 from __future__ import annotations

@@ -43,11 +43,11 @@ class LocalModel:
 
     Args:
         module: a causal language model of `FAMILIES`, in eval mode.
-        pack: whether linear layers get a packed copy of their weights (once more the memory, unless `owned`); None
+        pack: whether linear layers get a packed copy of their weights (twice the memory, unless `owned`); None
             does so where it is known to be faster, on CPUs.
         owned: whether the module is not shared, so that weights can be dropped once they are packed.
         thoughts: embeddings of marks; None ignores marks, as embeddings of zero would.
-        weights: rounds the weights of linear layers to "int8" or "int4", which makes another model of it.
+        weights: rounds the weights of linear layers to "int8" or "int4", which changes the model.
 
     Raises:
         UnsupportedError: the model's results would be wrong, or the processor has no products with such weights.
@@ -73,7 +73,7 @@ class LocalModel:
         self.dtype, self.device, self.vocab_size = weight.dtype, weight.device, len(head)
         self.hidden_size: int = weight.shape[1]
         self.num_weights = sum(each.numel() for each in module.parameters())
-        # Weights are memoised as themselves, so the copy has modules and a configuration of its own and no more.
+        # Weights are memoised as themselves, so only modules and the configuration are copied.
         shared = {id(x): x for x in (*module.parameters(), *module.buffers())}
         self._module: Any = module if owned else copy.deepcopy(module, shared)
         # One forward at a time: an engine and workers that share its model compute in threads of their own.

@@ -1,9 +1,9 @@
-"""Linear layers whose weights lie in oneDNN's own order: on a CPU a few rows then cost little more than one.
+"""Holds linear layers with weights in oneDNN's own order: on a CPU a few rows then cost little more than one.
 
 A decoding step multiplies a handful of rows by every weight of the model. The plain product repacks the weight in
 every call or reads it in an order that does not suit so few rows; packed once, it is read at the speed of the memory.
-A row's result does not depend on how many rows are with it, as long as there are two at least; the plain product does
-not give that in float32. A single row gives the same result, too, with AVX2. With AVX-512 its last bits differ where a
+A row's result does not depend on how many other rows there are, if there is at least one; the plain product does not
+give that in float32. A single row gives the same result, too, with AVX2. With AVX-512 its last bits differ where a
 layer reads more than about a thousand inputs in float32 (`least_rows` are never fewer there), and without AVX nearly
 everywhere.
 """
@@ -89,7 +89,7 @@ class PackedLinear(nn.Module):
         operators = _operators()
         assert operators is not None
         pack, self._multiply = operators
-        # An attribute, no buffer: a packed tensor can be neither saved nor moved.
+        # An attribute, not a buffer: a packed tensor can be neither saved nor moved.
         self.packed: Any = pack(linear.weight.detach(), _ROWS)
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -102,7 +102,7 @@ class PackedLinear(nn.Module):
 def pack_linears(module: nn.Module) -> int:
     """Replaces all `nn.Linear` of a module by packed layers, in place.
 
-    Subclasses of `nn.Linear` do something of their own and stay, and so do layers somebody has hooked.
+    Subclasses of `nn.Linear`, which do something of their own, are left alone, and so are layers with hooks.
 
     Returns:
         How many were packed.

@@ -1,11 +1,11 @@
 """Keeps keys and values of token sequences as a tree: a common beginning of two sequences is computed and kept once.
 
 A node owns the keys of a run of tokens; the nodes from the root to it spell a sequence. A node is cut in two where
-sequences part, which makes two views of its memory and copies nothing. It is like the radix tree of SGLang (Zheng et
+sequences split, which makes two views of its memory and copies nothing. It is like the radix tree of SGLang (Zheng et
 al., arXiv 2312.07104, section 3), with two differences. Branches that are still being written keep their own keys
-separately until they end. And threads can join, in a node without tokens whose sequence is the text before the threads,
-then all of them, which copies nothing either. The text after a join has positions after the longest thread (Multiverse,
-arXiv 2506.09991; ParaThinker, arXiv 2509.04475).
+separately until they end. And threads can join in a node without tokens: its sequence is the text before the threads,
+followed by all of them, and nothing is copied either. The text after a join has positions after the longest thread
+(Multiverse, arXiv 2506.09991; ParaThinker, arXiv 2509.04475).
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class PrefixTree:
             tokens: the tokens of the run.
             after: the node that the run follows. Default: the root.
             mark: thought embedding of the tokens.
-            least: how many tokens must be shared with a part of a node for it to be cut. Default: as many as pay.
+            least: how many tokens must be shared with a part of a node for it to be cut. Default: as many as
+                make a cut worthwhile.
 
         Returns:
             The node, and how many of the tokens were there already.
@@ -70,7 +71,7 @@ class PrefixTree:
         return node, known
 
     def join(self, fork: PrefixNode, threads: Sequence[PrefixNode]) -> PrefixNode:
-        """Returns the node that follows threads that parted at a node."""
+        """Returns the node that follows the threads that split at a node."""
         for child in fork.children:
             # Nodes are equal only to themselves.
             if child.joined == tuple(threads):
@@ -121,7 +122,7 @@ class PrefixTree:
         node.keys = node.values = node.logits = node.ahead = node.parent = None
 
     def trim(self) -> None:
-        """Drops the nodes whose last use is longest ago until the rest is within the limit. Nodes in use stay."""
+        """Drops the least recently used nodes until the rest is within the limit. Nodes in use stay."""
         while self.tokens > self.limit:
             idle = [node for node in self.nodes() if not node.users and not node.children]
             if not idle:

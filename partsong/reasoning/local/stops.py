@@ -1,4 +1,4 @@
-"""Makes text of tokens as they come, and finds the strings that end it, wherever token borders lie."""
+"""Turns tokens into text as they come, and finds the strings that end it, wherever token borders lie."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class AnswerText:
         whole = self._decode(self._ids)
         end = _first(whole, self._stops)
         if end is None and self.stopped:
-            # Decoded together, the tokens may differ (some tokenizers move spaces); then the text as streamed counts.
+            # Decoded together, the tokens may give other text (some tokenizers move spaces): the streamed text counts.
             whole, end = self._text, _first(self._text, self._stops)
         return whole if end is None else whole[:end]
 

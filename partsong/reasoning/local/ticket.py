@@ -37,7 +37,7 @@ class Ticket:
         logprobs: their log-probabilities.
         confidence: their confidence.
         drafted: how many tokens were guessed and verified.
-        rejected: how many of them were no part of the answer.
+        rejected: how many of them did not become part of the answer.
     """
 
     prompt: Prompt

@@ -61,7 +61,7 @@ class Worker:
             self._wake.notify()
 
     def join(self) -> None:
-        """Waits for the thread's end, unless it is the current thread, which may collect garbage, too."""
+        """Waits for the thread's end, unless this is that thread: collecting garbage there may call this."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

@@ -1,6 +1,6 @@
 """Runs P streams of one model, which differ in their learned prefixes and are joined by a learned weighted sum.
 
-Every row of a batch runs P times at once, each time after another learned prefix of keys and values in every layer.
+Every row of a batch runs P times at once, each time after a different learned prefix of keys and values in every layer.
 After the last norm a small network weighs the P hidden states of each token, and their sum goes to the one head. See
 Chen et al., "Parallel Scaling Law for Language Models", arXiv 2505.10475.
 
@@ -34,14 +34,14 @@ _ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")
 class ParScale:
     """Attaches streams to a model.
 
-    Calls of the model, and of its `generate`, then run `num_streams` streams, or as many as the cache has that they
-    are given. One stream without weights changes nothing at all. Hidden states and attentions, if asked for, are those
+    Calls of the model, and of its `generate`, then run `num_streams` streams or, if they are given a cache, as many as
+    that has. One stream without weights changes nothing at all. Hidden states and attentions, if asked for, are those
     of all streams, `[streams * batch, ...]`, stream by stream.
 
     Args:
         model: a transformers model of `FAMILIES`, or its decoder.
         *weights: prefixes and aggregators, one for each number of streams that calls may ask for.
-        num_streams: streams of calls that give no cache. Default: as the first weights have, 1 without weights.
+        num_streams: streams of calls that give no cache. Default: those of the first weights; 1 without weights.
 
     Raises:
         UnsupportedError: results would be wrong for the family, the attention or the model, or it has streams already.
@@ -117,7 +117,7 @@ class ParScale:
         return ParScaleCache(tuple(self.weights[num].prefix_k), tuple(self.weights[num].prefix_v), layers)
 
     def undo(self) -> None:
-        """Takes the hooks off, so that the model is as it was. Twice does nothing."""
+        """Takes the hooks off, so that the model is as it was. A second call does nothing."""
         for hook in self._hooks:
             hook.remove()
 

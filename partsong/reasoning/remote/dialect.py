@@ -26,7 +26,7 @@ _OPTIONAL = ("stream_options", "seed")
 _DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
 #: With these fields the model continues the last message instead of answering it, which would be another question.
 _CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}
-#: How servers say that they do not know a parameter. That a value is too large is something else.
+#: How servers say that they do not know a parameter. A value that is too large is another complaint.
 _UNKNOWN = re.compile(
     r"un(?:supported|known|recogni[sz]ed|expected)|not (?:supported|permitted|allowed|recogni[sz]ed)|"
     r"(?:does|do) not (?:support|allow|accept)|extra (?:inputs|fields|parameter)|additional propert|"

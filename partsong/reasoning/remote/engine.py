@@ -90,7 +90,7 @@ class OpenAIEngine:
 
     Args:
         model: name of the model at the server.
-        base_url: address of the API, mostly ending in ``/v1``. None takes the environment's ``OPENAI_BASE_URL``, or
+        base_url: address of the API, usually ending in ``/v1``. None takes the environment's ``OPENAI_BASE_URL``, or
             OpenAI's own. A key is sent only over https, or to this machine.
         api_key: the key. None takes the environment's ``OPENAI_API_KEY``; an empty text sends no key. It is written
             nowhere.
@@ -199,7 +199,7 @@ class OpenAIEngine:
             raise
 
     async def _send(self, client: AsyncOpenAI, request: Request, reporter: _Reporter) -> Completion:
-        """Sends a request, and again without what the server refuses, as long as the answer can do without it."""
+        """Sends a request, and again without the fields a server refuses, if the answer is as good without them."""
         sent: list[set[str]] = []
         while True:
             body = self.dialect.body(request)

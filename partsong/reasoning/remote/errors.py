@@ -1,4 +1,4 @@
-"""Defines the errors of asking a server, with whether a retry may help and what was lost."""
+"""Defines the errors of calls to a server, with whether a retry may help and what was lost."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = [
 
 
 class RemoteError(EngineError):
-    """Says that a call of a server failed.
+    """Says that a call to a server failed.
 
     Attributes:
         retry: whether the same request may succeed later.
-        status: status of HTTP; None where there was no response.
+        status: HTTP status; None where there was no response.
         wait: seconds the server asked us to wait; None where it did not ask.
         words: the server's own words, without the key.
         attempts: how often the request was sent.

@@ -39,7 +39,7 @@ def named_faults(where: str, clean: Callable[[str], str], began: Callable[[], bo
     Args:
         where: the address, for messages.
         clean: takes secrets out of a text.
-        began: returns whether a part of an answer had come.
+        began: returns whether part of an answer had arrived.
 
     Raises:
         RemoteError: replaces the client's errors. These are not chained to it, because they hold the request, and with
@@ -54,7 +54,7 @@ def named_faults(where: str, clean: Callable[[str], str], began: Callable[[], bo
         raise UnreachableError(f"{where} does not take connections: {clean(_root(error))}; is it up?") from None
     except openai.APIConnectionError as error:
         raise _connection_error(where, clean(_root(error)), began()) from None
-    except httpx2.TransportError as error:  # the client leaves these as they are where a body is read late
+    except httpx2.TransportError as error:  # the client does not wrap these where a body is read late
         raise _connection_error(where, clean(_root(error)), began()) from None
     except openai.APIStatusError as error:
         raise _status_error(where, error.status_code, clean(_words(error)), error.response.headers) from None

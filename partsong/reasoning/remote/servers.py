@@ -109,7 +109,7 @@ class LocalServer:
                     raise
 
     def _start(self, port: int) -> None:
-        # A file without a name leaves nothing over, even if this process is killed.
+        # A file without a name leaves nothing behind, even if this process is killed.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed by stop
         guarded = [sys.executable, "-P", parent.__file__, str(_GRACE), *self.recipe.command(port)]
         environment = {**os.environ, **self.recipe.environment}

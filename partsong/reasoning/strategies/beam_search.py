@@ -35,7 +35,7 @@ async def beam_search(
 ) -> Answer:
     """Keeps the `beams` best texts after each step and continues each of them in `width` ways.
 
-    The first step is drawn beams times width. Texts that have ended stay in the running with the score they have.
+    The first step is drawn `beams` * `width` times. Texts that have ended stay in the running with the score they have.
 
     Args:
         run: makes the calls, on an engine that continues an assistant message.
@@ -48,7 +48,7 @@ async def beam_search(
         aggregate: how the scores of its steps become the score of a text: "last", "min", or "prod" for their product.
         selection: "best" takes the text with the highest score; "weighted" lets all kept texts vote by score.
         distinct: whether identical texts are kept once. The paper keeps all, and they crowd others out.
-        scorer: takes (question, trace) and returns the chance, from 0 to 1, that the text is on the right way. None
+        scorer: takes (question, trace) and returns the chance, from 0 to 1, that the text is on the right track. None
             takes the confidence of the newest step, see `Stepper`.
         finished: returns whether a text has ended.
         separator: string that ends a step.

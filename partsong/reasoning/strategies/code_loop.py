@@ -48,7 +48,7 @@ class CodePrompts(Prompts):
 async def run_test(runner: Runner, code: str, test: str) -> SandboxOutcome:
     """Runs a program followed by a test; it has passed only if the end of the test was reached."""
     whole = f"{code.rstrip()}\n\n{test.rstrip()}\n"
-    # A word no program can know: one that exits with 0 before the test must not count as passed.
+    # A word no program can know, so that a program that exits with 0 before the test does not count as passed.
     word = f"reached {hashlib.blake2b(whole.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
     outcome = await runner.run(f"{whole}print({word!r})\n")
     reached = word in outcome.output

@@ -67,7 +67,7 @@ async def deepconf(
         extract: finds the answer in a text.
         num: most samples drawn, including the warm-up.
         warmup: samples that set the threshold.
-        top: share of the samples that vote: 0.1 filters hard, 0.9 hardly.
+        top: share of the samples that vote: 0.1 filters strictly, 0.9 barely.
         consensus: share of the weight at which the question is settled.
         online: whether to stop early.
         score: how a sample is scored; the online form of the paper uses "lowest".

@@ -94,7 +94,7 @@ async def deepprune(
 async def _finish(
     run: Run, chat: Sequence[Message], begun: Completion, number: int, waits: Sequence[str], limits: Parameters
 ) -> Completion:
-    """Writes the rest of a beginning; one that had ended comes back as it is."""
+    """Writes the rest of a beginning; a finished one is returned unchanged."""
     if begun.finish == "stop":
         return begun
     prompt = [*chat, Message("assistant", (begun.piece,))]

@@ -47,7 +47,7 @@ async def dvts(
         step_tokens: most tokens of a step.
         aggregate: how the scores of its steps become the score of a text.
         selection: how the texts of the trees become one answer.
-        scorer: returns the chance that a text is on the right way.
+        scorer: returns the chance that a text is on the right track.
         finished: returns whether a text has ended.
         separator: string that ends a step.
         parameters: how steps are drawn.

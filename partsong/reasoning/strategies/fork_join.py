@@ -71,9 +71,9 @@ async def fork_join(
         extract: finds the answer in the whole text.
         format: name of the tags; see `partsong.reasoning.threads`. In "parathinker" the answer begins with threads; in
             the others the model announces them.
-        num: threads of a fork in "parallel-r1" and "parathinker", whose texts name no number.
-        max_threads: most threads of a fork whose text names a number; if it names more, the first ones are written.
-        max_forks: how many calls of a text may announce threads; what follows is one text.
+        num: number of threads per fork in "parallel-r1" and "parathinker", whose texts do not state one.
+        max_threads: most threads of a fork whose text states a number; if it states more, the first ones are written.
+        max_forks: how many calls of a text may announce threads; the rest is then written as one text.
         max_depth: how deep forks may be nested in "multiverse" and "apr"; with 1 threads do not fork.
         thread_tokens: most tokens a thread writes itself.
         teach: whether to explain the format, for a model that was not trained in it.
@@ -81,11 +81,11 @@ async def fork_join(
         parameters: how texts are drawn; `max_tokens` limits the text outside of threads, all calls together.
 
     Returns:
-        The answer; None where the text is not whole. ``details`` hold ``tree``, lists of texts, pieces with their call,
-        and forks; ``threads``, the number of threads of each fork in reading order; ``notes``, where the text departs
-        from the format; ``tokens_repeated``, prompt tokens that were computed again, None where the budget ended; and
-        ``estimated``, whether that number may be off by some tokens of tags, because the engine does not report the
-        tokens of its texts.
+        The answer; None where the text is not whole. ``details`` hold ``tree``, nested lists of texts, of
+        pieces with the call that wrote them, and of forks; ``threads``, the number of threads of each fork in reading
+        order; ``notes``, where the text departs from the format; ``tokens_repeated``, prompt tokens that were computed
+        again, None where the budget ended; and ``estimated``, whether that number may be off by a few tokens of tags,
+        because the engine does not report the tokens of its texts.
 
     Raises:
         ArgumentError: a knob is out of range, or the format is unknown.

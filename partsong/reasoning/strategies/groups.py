@@ -18,7 +18,7 @@ Judge = Callable[[str, str, str], float | Awaitable[float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrunePrompts(Prompts):
-    """Holds what `deepprune` says where the model itself is the judge."""
+    """Holds the prompt with which `deepprune` asks the model to be the judge."""
 
     judge: str = (
         "Two people have begun to solve the problem below, and neither has finished. Will they arrive at the same "

@@ -39,7 +39,7 @@ async def particle_filtering(
         particles: number of texts.
         max_steps: most steps of a text.
         step_tokens: most tokens of a step.
-        scorer: takes (question, trace) and returns the chance, from 0 to 1, that the text is on the right way. None
+        scorer: takes (question, trace) and returns the chance, from 0 to 1, that the text is on the right track. None
             takes the confidence of the newest step, see `Stepper`.
         finished: returns whether a text has ended.
         separator: string that ends a step.

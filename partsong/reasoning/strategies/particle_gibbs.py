@@ -1,4 +1,4 @@
-"""Particle Gibbs repeats particle filtering, each time with one text of the last time held fixed."""
+"""Particle Gibbs repeats particle filtering, each time holding one text of the previous pass fixed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def particle_gibbs(
     separator: str = "\n\n",
     parameters: Parameters | None = None,
 ) -> Answer:
-    """Repeats particle filtering, each time with one text of the last time held fixed.
+    """Repeats particle filtering, each time holding one text of the previous pass fixed.
 
     After each pass a text is drawn in proportion to its odds. It is a particle of the next pass and survives every
     resampling; its steps are not drawn again.
@@ -39,7 +39,7 @@ async def particle_gibbs(
         run: makes the calls, on an engine that continues an assistant message.
         question: the prompt.
         extract: finds the answer in a text.
-        particles: number of texts of a pass, with the one that is held.
+        particles: number of texts in a pass, including the one held fixed.
         iterations: number of passes.
         max_steps: most steps of a text.
         step_tokens: most tokens of a step.

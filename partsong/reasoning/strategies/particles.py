@@ -18,7 +18,7 @@ _EDGE = 1e-6
 
 
 def systematic(weights: Sequence[float], num: int, start: float) -> list[int]:
-    """Draws `num` places, ascending, by systematic resampling; `start`, from 0 to below 1, is uniform for all draws.
+    """Draws `num` places, ascending, by systematic resampling; `start`, uniform in [0, 1), serves all draws.
 
     Each place is drawn floor or ceil of num times its share of the weights, with the right mean.
 
@@ -81,7 +81,7 @@ class Swarm:
         return self.traces[systematic([odds(trace) for trace in self.traces], 1, start)[0]]
 
     async def _extend(self, trace: Trace, path: tuple[str, ...], place: int, held: Trace | None, step: int) -> Trace:
-        """Adds a step to a text; the text that is held gets the step it has already."""
+        """Adds a step to a text; the text that is held fixed gets the step it already has."""
         if held is not None and place == 0:
             size = min(step + 1, len(held.steps))
             ended = held.finished and size == len(held.steps)

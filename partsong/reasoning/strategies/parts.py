@@ -79,7 +79,7 @@ async def in_order(
     try:
         for place in range(num):
             while len(tasks) < min(num, place + width):
-                # The last `width` handed out waited for all before them.
+                # The last `width` samples handed out have waited for all before them.
                 before = (*waits, *ended[-width:]) if len(tasks) >= width else waits
                 number = first + len(tasks)
                 call = run.call(messages, path=path, sample=number, parameters=parameters, waits=before, halt=halt)

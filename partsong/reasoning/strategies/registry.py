@@ -66,7 +66,7 @@ ThinkingMethod = Callable[..., Coroutine[Any, Any, Answer]]
 
 
 def _read(thing: Any) -> ThinkingMethod:
-    """Takes what a plug-in offers if it is an asynchronous function ``method(run, question, *, extract, ...)``."""
+    """Accepts what a plug-in offers if it is an asynchronous function ``method(run, question, *, extract, ...)``."""
     if not inspect.iscoroutinefunction(thing):
         raise TypeError(f"{thing!r} is not an asynchronous function")
     if not {"run", "question", "extract"} <= set(inspect.signature(thing).parameters):
@@ -128,7 +128,7 @@ class Thinking:
             **more: further arguments of the method, such as `parameters` or a scorer.
 
         Raises:
-            ArgumentError: the method lacks an argument that is given, or needs one that is not.
+            ArgumentError: the method does not take an argument that is given, or needs one that is not.
         """
         known = inspect.signature(STRATEGIES[self.name]).parameters
         if unknown := [name for name in more if name not in known]:

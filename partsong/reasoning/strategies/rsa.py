@@ -61,8 +61,8 @@ async def rsa(
         population: N, the solutions of a generation.
         aggregate: K, the solutions each new one reads; 1 refines them one by one.
         generations: T, the number of generations with the first.
-        early_stop: whether to cancel the rest when the last vote is decided, also solutions whose only readers are
-            cancelled.
+        early_stop: whether to cancel the rest once the last vote is decided, including solutions that only
+            cancelled ones would read.
         prompts: its prompts.
         parameters: how solutions are drawn.
 

@@ -48,7 +48,7 @@ async def skeleton_of_thought(
     """Asks for the points of an answer, writes each out in a call of its own, and joins them in order.
 
     It is for answers that are lists of independent points, such as advice and explanations. Where a point needs the one
-    before it, such as in a calculation, it does harm.
+    before it, as in a calculation, it makes answers worse.
 
     Args:
         run: makes the calls.

@@ -97,7 +97,7 @@ class Stepper:
             raise ArgumentError("separator=''; use a string that ends a step, such as an empty line")
 
     async def extend(self, trace: Trace, *, path: Sequence[str], sample: int, waits: Sequence[str] = ()) -> Trace:
-        """Returns a trace with one more step, scored; one that has ended comes back as it is.
+        """Returns a trace with one more step, scored; a finished one is returned unchanged.
 
         Raises:
             BudgetError: the budget is spent.

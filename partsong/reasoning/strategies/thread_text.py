@@ -1,4 +1,4 @@
-"""Holds a text that parts into threads while it is written, and says where one is written."""
+"""Holds a text that splits into threads, as it is being written, and describes the place where one is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes a text that parts into threads: a call until threads are announced, a call per thread, and then on."""
+"""Writes a text that splits into threads: one call until it announces them, one per thread, then calls for the rest."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class ThreadWriter:
         )
 
     def _returned(self, thread: ThreadText) -> Piece:
-        """Returns the return value of a separate thread: all its text if it marks no part of it."""
+        """Returns what a separate thread returns: the part that it marks, or all its text if it marks none."""
         assert self.form.returned is not None
         text = flat_text(thread.parts)
         return Piece(text.rpartition(self.form.returned[0])[2].strip(), thread.calls[-1].source)
@@ -171,8 +171,8 @@ class ThreadWriter:
 def repeated_tokens(text: ThreadText) -> int | None:
     """Counts the prompt tokens of a text that were computed again; None where no call has read all of the text.
 
-    The last call reads the whole text, each token once. Whatever all calls together computed of their prompts beyond
-    that, less what they had drawn, was computed again. Keys that the engine had before the text began save it nothing.
+    The last call reads the whole text, each token once. All other prompt tokens that the calls computed, less
+    those that calls had drawn, were computed again. Keys that the engine held before the text began count as computed.
     """
     if text.last is None or not text.calls:
         return None

@@ -1,4 +1,4 @@
-"""Describes threads inside one text: where it parts, what each thread sees, where they join. It loads no torch."""
+"""Describes threads inside one text: where it splits, what each thread sees, where they join. It loads no torch."""
 
 from partsong.reasoning.calls.text_tree import Fork, Part, Piece, flat_text
 from partsong.reasoning.threads.formats import FORMATS, Format

@@ -137,7 +137,7 @@ _ROWS = (
         end="</summary>",
         marks=True,
     ),
-    # The paper calls its operations spawn(msgs) and join(msg), and its texts write them in the words of one puzzle.
+    # The paper calls its operations spawn(msgs) and join(msg), and its texts phrase them in terms of one puzzle.
     # Here they are tags: messages are items, and a child ends with what it returns, which its parent reads.
     Format(
         name="apr",

@@ -61,7 +61,7 @@ class ThreadLayout:
         positions: position of each token; tokens of parallel threads share positions.
         learn: whether training takes its loss at the token itself (not at the one after it).
         marks: thought embedding of each token.
-        hidden: one range per thread but the first of each fork, and two per fork whose threads are apart.
+        hidden: one range per thread but the first of each fork, and two per fork with separate threads.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -107,7 +107,7 @@ def lay_out(tree: Sequence[TokenRun | Fork]) -> ThreadLayout:
     """Lays a text out as a row, depth first; see the module.
 
     Raises:
-        ArgumentError: a fork has no threads, or another number of marks than of threads.
+        ArgumentError: a fork has no threads, or its marks and threads differ in number.
 
     >>> row = lay_out((TokenRun((5,)), Fork(((TokenRun((6, 7)),), (TokenRun((8,)),))), TokenRun((9,))))
     >>> row.tokens, row.positions, row.hidden
@@ -146,7 +146,7 @@ def _place(tree: Sequence[TokenRun | Fork], position: int, mark: int, row: Threa
 
 
 def check_fork(fork: Fork) -> None:
-    """Refuses a fork without threads, or with another number of marks than of threads."""
+    """Refuses a fork that has no threads, or whose marks and threads differ in number."""
     if not fork.threads:
         raise ArgumentError("a fork has no threads; leave it out or give it one")
     if fork.marks and len(fork.marks) != len(fork.threads):

@@ -1,8 +1,8 @@
 """Reads texts of threads as trees, also where a model got the tags wrong.
 
-It makes one pass over the tags of a format and never goes back, so it is linear in the text. A fork stands if its plan
-and all its threads are whole. Otherwise its text is read as one that never parted, with a note. Other mistakes get a
-note as well.
+It makes one pass over the tags of a format and never goes back, so it is linear in the text. A fork is accepted if
+its plan and all its threads are complete. Otherwise its text is read as if it had never split, with a note. Other
+mistakes get a note as well.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class _Reader:
     def _fork(self, depth: int) -> tuple[list[_PlacedFork], bool]:
         """Reads a fork from its announcement on, and returns whether it is whole.
 
-        With that comes the fork, or the forks inside it that stand although it does not.
+        Also returns the fork or, if that is broken, the forks inside it that are whole.
         """
         tag = self._tags[self._place]
         if depth >= (MAX_DEPTH if self.form.nested else 1):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Assistant", "AssistantDrafter"]
 
-#: How likely a guess is right before anything is seen, if those before it are; the second one less so.
+#: How likely a guess is assumed to be right before anything is observed, if those before it are; the second less so.
 _FIRST, _SECOND = 0.6, 0.15
 #: Tokens of prompts whose keys are kept after use.
 _KEPT = 4096
@@ -90,7 +90,7 @@ class _Writing:
 
     Attributes:
         row: the second model's row.
-        rates: how often guesses of each depth were right; those beside the first one have negative depths.
+        rates: how often guesses of each depth were right; alternatives to the first have negative depths.
         guesses: for each depth the guesses, the one that is continued first.
         reached: the chance that the first guesses of all depths are right.
         expected: how many tokens a step is expected to give with them.

@@ -1,7 +1,7 @@
 """Guesses with a head that was trained for the model: it looks several tokens ahead in the model's own forward.
 
 Masks follow the tokens that a step verifies. From those after the last right one a small sampler makes the next
-guesses, so fresh ones are there whichever guess was the last to be right (multi-token prediction, arXiv 2507.11851,
+guesses, so fresh ones are ready whichever guess was the last to be right (multi-token prediction, arXiv 2507.11851,
 section 3, with its quadratic decoding; here masks stand where they are likely to be of use). It draws with the noise of
 the text (arXiv 2408.07978).
 """
@@ -31,12 +31,12 @@ __all__ = ["HeadDrafter", "TrainedHead"]
 
 #: The folder beside a model's weights that holds its head.
 _BESIDE = "head"
-#: A guess is the surer the further its noisy logit lies ahead of the next one's. The steps of that lead, and how likely
-#: a guess of each is right before anything is seen; and the second guess, where the first one is wrong.
+#: The further a guess's noisy logit leads the next one's, the likelier it is right. These are the steps of that lead,
+#: and the chances assumed before anything is observed: of the first guess, and of the second if the first is wrong.
 _LEADS = (0.1, 0.3, 0.7, 1.5, 3.0, 6.0)
 _FIRST = (0.4, 0.45, 0.6, 0.75, 0.88, 0.95, 0.99)
 _SECOND = (0.6, 0.7, 0.65, 0.75, 0.7, 0.7, 0.5)
-#: The least chance of a guess to be right, with all before it, for which it is gone on from.
+#: The draft continues from a guess only if it and all before it are right with at least this chance.
 _LEAST = 0.03
 
 
@@ -47,7 +47,7 @@ class TrainedHead(Knobs):
     Attributes:
         path: the folder of the head. Default: the folder "head" beside the model's weights.
         length: how many tokens are guessed at most. Default: as many as the head has masks.
-        branches: how many guesses follow each other one, and how many are continued in parallel.
+        branches: how many guesses follow each guess, and how many are continued in parallel.
         heat: temperature of guesses relative to that of the text, whose noise they are drawn with. A head knows less
             than its model and is less sure, which lower temperatures compensate; 0 takes the likeliest tokens.
     """
@@ -98,7 +98,7 @@ class _Growing:
         parents: the node before each.
         chances: how likely each is right if its parent is.
         leads: for each node that has children the first of them, and how far that one lies ahead (as a kind).
-        ends: the nodes that are gone on from, with their token and the chance that all up to there is right.
+        ends: the nodes from which it continues, with their token and the chance that all up to there is right.
     """
 
     text: DraftText

@@ -28,7 +28,7 @@ from partsong.reasoning.local.speculation.vocabulary import check_same_vocabular
 
 __all__ = ["Masked", "MaskedDrafter"]
 
-#: How likely a guess is right before anything is seen, if those before it are.
+#: How likely a guess is assumed to be right before anything is observed, if those before it are.
 _PRIOR = 0.6
 
 
