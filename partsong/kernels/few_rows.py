@@ -1,7 +1,7 @@
 """Multiplies a few rows with a weight at the speed of the memory, without a copy of the weight.
 
 A step of decoding multiplies one row, or a few, by every weight of a model. For so few rows the library behind torch's
-products takes a routine of its own, which on a CPU reads the weight at little more than half the memory's speed. Handed
+products uses a special routine, which on a CPU reads the weight at little more than half the memory's speed. Handed
 to it as two halves in one batched product, transposed, the weight is read at full speed: for one row in 0.6 of the
 time, for two in 0.4, with AVX2 and with AVX-512, in float32 and float64.
 """
@@ -49,7 +49,7 @@ class FewRowsLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        # Attributes, no parameters: to register them again in every copy of the module costs more than a small model.
+        # Attributes, not parameters: registering them again in every copy of the module costs more than a small model.
         self.weight: Any = linear.weight.detach()
         self.bias: Any = None if linear.bias is None else linear.bias.detach()
         self.halves = self.weight.view(2, -1, self.weight.shape[1])
@@ -75,7 +75,7 @@ def with_few_rows(module: nn.Module) -> nn.Module:
     """Returns a second tree of a module's parts in which large linear layers are quick for a few rows.
 
     Everything else is shared: weights, buffers, hooks, and all parts that hold no such layer. The module itself is not
-    changed. Subclasses of `nn.Linear` do something of their own and stay, and so do layers that somebody has hooked.
+    changed. Subclasses of `nn.Linear`, which do something of their own, are left alone, and so are layers with hooks.
 
     >>> with_few_rows(nn.Linear(8, 8)).__class__.__name__
     'Linear'
@@ -102,7 +102,7 @@ def _is_slow(module: nn.Linear) -> bool:
     if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
         return False
     weight = module.weight
-    # A method of the instance's own, as offloading puts there, and a tensor of a class of its own stay in charge.
+    # Layers with a forward of their own on the instance (offloading adds one) or a special tensor are left alone.
     plain = "forward" not in module.__dict__ and type(weight) is nn.Parameter and type(weight.data) is Tensor
     fits = weight.is_cpu and weight.dtype in _DTYPES and weight.is_contiguous() and weight.numel() >= _LEAST
     return plain and fits and len(weight) % 2 == 0

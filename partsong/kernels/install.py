@@ -46,7 +46,7 @@ class Installed:
 def install(*, transformers: bool = False, diffusers: bool = False, torch_sdpa: bool = False) -> Installed:
     """Registers `partsong.kernels.attention` with other libraries under the name "partsong".
 
-    Nothing uses it until it is asked for by name, but for `torch_sdpa`:
+    Nothing uses it until it is asked for by name, except with `torch_sdpa`:
 
     - transformers: ``model.set_attn_implementation("partsong")``, or ``attn_implementation="partsong"`` when loading;
       padding masks, caches, grouped key heads, attention sinks and position biases are computed; dropout, softcapping

@@ -67,7 +67,7 @@ def install_torch() -> Callable[[], None]:
 
 
 def _registry() -> Any:
-    """Returns `torch.nn.attention._registry`; nothing public forgets a name again."""
+    """Returns `torch.nn.attention._registry`; nothing public removes a name again."""
     registry = getattr(torch.nn.attention, "_registry", None)
     functions = ("register", "activate", "current", "restore")
     if not isinstance(getattr(registry, "_FLASH_ATTENTION_IMPLS", None), dict) or not all(

@@ -38,8 +38,8 @@ _TOGETHER = _WORD
 _BEHIND = 100.0
 #: The lowest temperature that logits are divided by. There the likeliest token wins by any lead.
 _COLDEST = 1e-6
-#: Noise for a few rows of so many tokens at most is made for all tokens and several places at once, and kept for the
-#: places that come next: one call costs as much for a thousand numbers as for one.
+#: Up to this many tokens of a few rows, noise is made for all tokens and several places at once and kept for the next
+#: places: one call costs as much for a thousand numbers as for one.
 _SMALL, _FEW, _PLACES = 512, 64, 16
 
 

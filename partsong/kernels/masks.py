@@ -122,7 +122,7 @@ class Tree:
 
     Args:
         query: ``enter`` of each query's node, integer `[Lq]` or `[B, Lq]`.
-        enter: ``enter`` of each key's node, `[Lk]` or `[B, Lk]`; 0 for a prefix below which everything hangs.
+        enter: ``enter`` of each key's node, `[Lk]` or `[B, Lk]`; 0 for a prefix that is above all nodes.
         leave: ``leave`` of each key's node, of the same shape.
 
     Source: tree attention, SpecInfer, arXiv 2305.09781, as an interval test.

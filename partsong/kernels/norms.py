@@ -40,7 +40,7 @@ _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64
 def group_norm_stats(x: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
     """Computes mean and biased variance of every group of channels, as group norm takes them, in one pass.
 
-    Nothing cancels where the mean is large against the spread, as it does in E[x^2] - E[x]^2.
+    No digits are lost where the mean is large compared with the spread, as they are in E[x^2] - E[x]^2.
 
     Args:
         x: `[B, C, ...]`; contiguous and channels-last tensors and slices of rows are read in place.
@@ -98,7 +98,7 @@ def merge_group_norm_stats(
 def corrected_group_norm_stats(
     stale_all: tuple[Tensor, Tensor], own_stale: tuple[Tensor, Tensor], own_fresh: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Moves the previous step's whole-image statistics by what this rank's own patch has changed since.
+    """Corrects the previous step's whole-image statistics by how this rank's own patch has changed since.
 
     The means of x and of x^2 of the whole are each taken as stale_all + (own_fresh - own_stale). Where the variance
     that follows is negative, the own fresh variance is used instead. With one patch this gives own_fresh.

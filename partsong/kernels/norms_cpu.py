@@ -1,4 +1,4 @@
-"""Computes group norm with given statistics on a CPU by torch's own fused passes, several times faster than plainly."""
+"""Computes group norm with given statistics on a CPU by torch's own fused passes, several times faster than unfused."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def group_norm_apply(
     )
     if weight is not None:
         scale = scale * weight.view(1, *shape[1:])
-    # The mean goes first: folded into the bias it would cancel where it is large against the spread.
+    # The mean is subtracted first: folded into the bias, it would lose digits where it is large against the spread.
     out = x - centre
     return out.mul_(scale) if bias is None else torch.addcmul(bias.view(1, *shape[1:]), out, scale)

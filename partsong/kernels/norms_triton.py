@@ -23,9 +23,9 @@ __all__ = ["VARIANTS", "group_norm_apply", "group_norm_stats", "num_warps", "sup
 
 #: Longest row that one program holds in registers without spilling.
 MAX_ROW = 8192
-#: Elements of a tile of group norm, and how many one program goes through at least to take statistics.
+#: Elements of a tile of group norm, and the fewest that one program reads for statistics.
 TILE, PART = 2048, 16384
-#: Into how many parts a line is cut at most, and how many parts are merged at once.
+#: Most parts that a line is cut into, and how many parts are merged at once.
 MAX_PARTS, PARTS = 256, 1024
 
 
@@ -177,7 +177,7 @@ def group_norm_stats(x: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
 
 
 def _lines(x: Tensor, num_groups: int) -> Tensor:
-    """Views x `[B, C, S]` as `[B, lines, length]`, a group being some lines in a row, without a copy.
+    """Views x `[B, C, S]` as `[B, lines, length]`, where a group is several consecutive lines, without a copy.
 
     A group that is one run of memory, in whichever order, is one line; else its channels are.
     """
@@ -191,7 +191,7 @@ def _lines(x: Tensor, num_groups: int) -> Tensor:
 def _tile(x: Tensor) -> tuple[int, int]:
     """Says how many lines of x `[B, lines, length]` one tile takes, and how much of each.
 
-    As much as can be of lines that are contiguous; else 64 side by side, which together fill a cache line as well.
+    A tile holds as much as possible of contiguous lines, or else of 64 lines side by side, which fill cache lines too.
     """
     lines, length = next_power_of_2(x.shape[1]), next_power_of_2(x.shape[2])
     block_lines = 1 if x.stride(2) == 1 else min(64, lines)

@@ -1,4 +1,4 @@
-"""Measures how far a distribution over the vocabulary has moved, from just the hidden states."""
+"""Measures how far a distribution over the vocabulary has moved, from the hidden states alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Computes tokens, confidence and entropy from hidden states without ever storing the logits.
 
-Samplers of diffusion language models compute logits for all positions and softmax them in float64, gigabytes for
-numbers of which they keep four per position. Here the head runs on the positions asked for only, in one pass over
+Samplers of diffusion language models compute logits for all positions and softmax them in float64: gigabytes, of
+which they keep four numbers per position. Here the head runs on the positions asked for only, in one pass over
 the vocabulary, and what leaves it is a few numbers per row.
 """
 
@@ -34,7 +34,7 @@ _LOG = logging.getLogger("partsong.kernels")
 ENV = "PARTSONG_TOKEN_HEAD"
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-#: Not uint8: PyTorch itself reads that as a mask, and neither reading would be noticed.
+#: Not uint8: PyTorch itself reads that as a mask, and a misreading would go unnoticed.
 _POSITIONS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
 
 #: The kernels count tokens in 32 bits.

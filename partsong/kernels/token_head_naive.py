@@ -25,11 +25,11 @@ MAX_LOGITS = 1 << 19
 MAX_WEIGHTS = 1 << 22
 #: Most rows of a tile: more would not make the product faster.
 MAX_ROWS = 128
-#: Rows that count as few: the product is then as slow as the weights are read.
+#: Rows that count as few: the product then takes as long as reading the weights.
 FEW_ROWS = 8
 #: Tokens of one product: for few rows it is memory that counts, and panels of this size stay in a CPU's cache.
 PANEL = 512
-#: Neighbouring logits whose maximum is taken first: to look for it in one block costs less than to carry indices along.
+#: Neighbouring logits whose maximum is taken first: finding it in one block is cheaper than carrying indices along.
 BLOCK = 64
 
 

@@ -128,8 +128,8 @@ def _fold_draw(
 ):
     """Updates the best draw by logits `[ROWS, TOKENS]` of the groups group, group + STEP, group + 2 STEP ...
 
-    The noise of a whole tile would not fit into the registers, so the tile is halved until NOISE tokens are left. Even
-    and odd groups part, not the left and the right half: those may belong to different warps.
+    The noise of a whole tile would not fit into the registers, so the tile is halved until NOISE tokens are left. It
+    is split into even and odd groups, because its left and right halves may belong to different warps.
     """
     if TOKENS > NOISE:
         pairs = tl.reshape(x, (ROWS, TOKENS // _GROUP // 2, 2, _GROUP))
@@ -188,7 +188,7 @@ def scan_kernel(
     """Sums one tile of rows (program 0) over one split of the vocabulary (program 1).
 
     bias, keys with positions and inverse_temperature, and softcap may be None. floats is `[4 or 6, splits, N]`, ints
-    `[1 or 2, splits, N]`: the longer ones with a draw. A tile begins where a group of the noise does, so the first one
+    `[1 or 2, splits, N]`: the larger ones with a draw. A tile begins where a group of the noise does, so the first one
     has up to GROUP - 1 columns that precede weight's first row.
     """
     first_row = tl.program_id(0) * ROWS
@@ -306,7 +306,7 @@ def options_for(
         tiles: tile sizes.
         width: C of the inputs.
         dtype: that of the inputs.
-        interpreted: whether Triton's interpreter runs it, which computes garbage from bfloat16 without a word and
+        interpreted: whether Triton's interpreter runs it, which silently computes garbage from bfloat16 and
             knows no tensor-core formats.
     """
     return {

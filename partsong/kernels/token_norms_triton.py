@@ -135,7 +135,7 @@ def _load_pairs(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Loads the first and second elements of the pairs in rows of `size` numbers, each `[rows, block / 2]` float32."""
     if interleaved:
-        # One wide load, parted in registers: two loads of every other element would move the same bytes twice.
+        # One wide load, split in registers: two loads of every other element would move the same bytes twice.
         column = tl.arange(0, block)[None, :]
         row = tl.load(rows + column, mask=valid & (column < size), other=0.0).to(tl.float32)
         first, second = tl.split(tl.reshape(row, (row.shape[0], block // 2, 2)))

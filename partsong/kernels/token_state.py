@@ -83,7 +83,7 @@ class TokenState:
         empty = self.total == 0
         total = self.total.masked_fill(empty, 1.0)
         spread = total.log()
-        # expm1: of two nearly equal probabilities the difference of the logits is known far better than of the two.
+        # expm1: of two nearly equal probabilities, the difference of the logits is far more accurate than their own.
         margin = -torch.expm1(self.second - self.top) / total
         return TokenStats(
             token=self.token,

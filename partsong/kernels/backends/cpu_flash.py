@@ -1,6 +1,6 @@
 """Calls the tiled CPU kernel of PyTorch for the log-sum-exp that `F.scaled_dot_product_attention` throws away.
 
-It has these traps, each measured on torch 2.13, and this is who keeps them out:
+It has these traps, each measured on torch 2.13, and each is guarded against:
 
 - an empty batch, head, query or key dim ends the process with SIGFPE: `attention` answers those itself;
 - other batch sizes for k and v than for q read out of bounds without an error: refused by `check_qkv`;

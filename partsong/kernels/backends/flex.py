@@ -10,7 +10,7 @@ an offset, a block size or an id:
     interval:  enter[j] <= query[i] < leave[j]     as `Tree` has it; a stream is [id, id + 1), a shared key all of them
 
 The smallest and largest number of a tile decide for all of it, so the list of tiles costs a 16384th of the mask.
-Where a tile's numbers are mixed it may be listed in vain, which costs time and nothing else.
+Where a tile's numbers are mixed it may be listed needlessly, which costs time and nothing else.
 
 Source: Flex Attention, Dong et al., arXiv 2412.05496.
 """

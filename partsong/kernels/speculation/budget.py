@@ -66,7 +66,7 @@ def with_masks(
         costs: costs of steps over 1, 2, ... tokens and masks.
         rooms: how many guesses each text has room for.
         masks: how many masks follow a node; fewer where the text has no room for the tokens they predict.
-        gain: how many tokens more a step is expected to give if it has guesses.
+        gain: how many more tokens a step is expected to give if it has guesses.
         ends: tokens that end a text; there are no masks after them.
 
     Returns:

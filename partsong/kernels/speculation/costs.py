@@ -1,4 +1,4 @@
-"""Estimates the cost of a step over several tokens, so that a draft is only as long as it pays off."""
+"""Estimates the cost of a step over several tokens, so that a draft is only as long as pays off."""
 
 from __future__ import annotations
 

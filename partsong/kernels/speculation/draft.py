@@ -1,4 +1,4 @@
-"""Describes guesses at the next tokens of a text, a chain or a tree where they part, and masks that look further."""
+"""Describes guesses at the next tokens of a text, a chain or a tree where they split, and masks that look further."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class DraftTree:
 
     @property
     def row_parents(self) -> tuple[int, ...]:
-        """Lists for each row that is fed after the first the row before it in its path, as `parents` does for nodes."""
+        """Lists, for each row fed after the first, the row before it in its path, as `parents` does for nodes."""
         if not self.masks:
             return self.parents
         rows = list(self.parents)

@@ -20,7 +20,7 @@ from partsong.knobs import Count, Knobs
 
 __all__ = ["Jacobi", "JacobiDrafter"]
 
-#: How likely a guess is right before anything is seen, if those before it are.
+#: How likely a guess is assumed to be right before anything is observed, if those before it are.
 _PRIOR = 0.35
 #: Tails kept for each first token, and the tokens of one.
 _TAILS, _TAIL_LENGTH = 4, 5

@@ -18,8 +18,8 @@ from partsong.knobs import Count, Knobs
 
 __all__ = ["Ngram", "NgramDrafter"]
 
-#: How likely the next token is the one that followed the same tokens, before anything is seen: by the least number of
-#: equal tokens before it.
+#: How likely the next token is assumed to be the one that followed the same tokens before, until something is observed:
+#: by the least number of equal tokens.
 _PRIOR = {1: 0.08, 2: 0.2, 3: 0.35, 4: 0.5, 6: 0.65, 9: 0.8, 14: 0.9}
 _LONGEST_MATCH = max(_PRIOR)
 _KINDS = [max(kind for kind in _PRIOR if kind <= length) for length in range(1, _LONGEST_MATCH + 1)]
@@ -73,7 +73,7 @@ class NgramDrafter:
         self._indices: WeakKeyDictionary[DraftText, _Index] = WeakKeyDictionary()
 
     def propose(self, texts: Sequence[DraftText], rooms: Sequence[int]) -> list[DraftTree]:
-        """Guesses the latest continuation, and the most frequent one where that is another."""
+        """Guesses the latest continuation, and the most frequent one if that differs."""
         drafts = list[DraftTree]()
         for text, room in zip(texts, rooms, strict=True):
             index, tokens = self._index(text), text.tokens

@@ -15,7 +15,7 @@ from partsong.kernels.speculation.match import Match
 
 __all__ = ["Speculator"]
 
-#: How many tokens more a step is expected to give with guesses before anything is seen, and how fast this is learned.
+#: How many more tokens a step with guesses is assumed to give before anything is observed, and how fast it is learned.
 _GAIN, _LEARN = 2.0, 0.05
 
 
@@ -47,7 +47,7 @@ class Speculator:
         return max((drafter.masks for drafter in self.drafters), default=0)
 
     def join(self, key: Hashable, text: DraftText, ahead: Tensor | None = None) -> None:
-        """Takes a text in.
+        """Adds a text.
 
         Args:
             key: the caller's.
