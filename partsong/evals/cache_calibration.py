@@ -47,7 +47,7 @@ def calibrate(pipe: Any, calls: Sequence[Mapping[str, Any]], *, degree: int = 4)
         degree: of the polynomial; TeaCache takes 4.
 
     Returns:
-        The polynomial that turns changes of input into changes of output with the least squares of the difference, and
+        The polynomial that turns changes of input into changes of output, fitted by least squares, and
         the ratios of every step.
 
     Raises:
@@ -124,7 +124,7 @@ class _Observer:
             self.changes.outputs += ((now - before).abs().sum(dim=1) / before.abs().sum(dim=1)).tolist()
 
     def take_added(self, added: Added) -> None:
-        """Notes the growth of what all blocks added is."""
+        """Notes how much the sum that all blocks added has grown."""
         # For each list, the size of the addition to every token of the picture or of the joint sequence.
         tokens = [next(part for part in of_list if part is not None) for of_list in added]
         now = torch.cat([part.double().norm(dim=-1).flatten(1) for part in tokens], dim=1)

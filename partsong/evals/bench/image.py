@@ -3,7 +3,7 @@
 Every case is timed once per round and the median over the rounds counts, so a slow moment of a shared machine affects
 all cases. Serial is one process with one thread while the others wait idle; parallel is `nproc` processes with one
 thread each. ``DisplacedPatch`` is timed after its warm-up. The case `LIMIT` runs the serial step in all processes at
-once. It shows how fast the shared caches and memory of the machine allow `nproc` steps to be.
+once. It shows how fast `nproc` steps can be, given that caches and memory are shared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from partsong.samplers.registry import parse_strategy
 
 __all__ = ["run"]
 
-#: Untimed steps; the first waits for fresh keys, from the second on exchanges are asynchronous and by their wire.
+#: Untimed steps; the first waits for fresh keys, from the second on exchanges are asynchronous and use `wire`.
 STEPS_BEFORE = 2
 #: The time of the step that is traced, after all that are timed.
 LAST = 0.01

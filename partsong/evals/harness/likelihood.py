@@ -70,8 +70,8 @@ def log_likelihood(
         adapter: as in `decode`.
         num_pairs: how many pairs of complementary masks to draw per answer or per block of it; they take
             ``2 num_pairs + 1`` forwards.
-        masks: "pairs", as described above, or "independent" for as many masks of which only the sizes are spread
-            evenly; this is LLaDA's own estimator and has more noise.
+        masks: "pairs", as described above, or "independent" for as many masks drawn one by one, with only their
+            sizes spread evenly; this is LLaDA's own estimator and has more noise.
         seed: the masks of a row depend on the seed and its number. A list gives each row a seed of its own.
         batch_size: rows of a forward.
 

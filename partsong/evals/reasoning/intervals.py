@@ -1,4 +1,4 @@
-"""Computes how sure an accuracy is, and whether one strategy really beats another on the same problems."""
+"""Computes how certain an accuracy is, and whether one strategy really beats another on the same problems."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ async def run_reasoning(
     rows = [{**row, "on": "pool" if row["strategy"] in pooled else "engine"} for row in table_rows(outcomes)]
     for row in rows:
         if row["on"] == "pool":
-            row["seconds"] = None  # the seconds of a pool are pretended
+            row["seconds"] = None  # the seconds of a pool are simulated
     return {"rows": rows, "differences": compare_strategies(outcomes, seed=job.seed)}
 
 
@@ -135,7 +135,7 @@ async def _collect(job: ReasoningJob, engine: Engine, stack: ExitStack) -> Pool:
 
 
 def _evaluate_on_pool(job: ReasoningJob, pool: Pool, texts: Sequence[str]) -> list[Outcome]:
-    """Runs strategies on a pool in pretended time, as if all samples were written at the same speed."""
+    """Runs strategies on a pool in simulated time, as if all samples were written at the same speed."""
     evaluation = evaluate(
         job.problems,
         read_strategies(texts, job.model),

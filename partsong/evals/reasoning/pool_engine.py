@@ -22,7 +22,7 @@ class PoolEngine:
     Args:
         pool: the samples.
         problem: the one to answer.
-        seconds_per_token: pretended time, for strategies that act on the order in which samples end; run it under
+        seconds_per_token: simulated time, for strategies that act on the order in which samples end; run it under
             `run_virtual`.
         chunk: tokens between two reports of progress, which is also how finely a cancelled call's tokens are counted.
     """
