@@ -63,8 +63,8 @@ class ZooModel:
         folder: The folder of its weights: a stock diffusers pipeline, for text a stock transformers folder.
         package: The distribution that brings its weights.
         license: Licence of weights and training data.
-        base: The model whose pipeline it is put in, where its own folder holds only what it adds.
-        read: Loads a folder of its kind, given the folder and a type of weights, where that is no stock one.
+        base: The model into whose pipeline it is put, where its own folder holds only what it adds.
+        read: Loads a folder of its kind, given the folder and a type of weights, where it is not a stock one.
         complete: Puts what its folder adds into its base's pipeline, given the pipeline and the two folders.
     """
 

@@ -46,7 +46,7 @@ class LaggedLayers(Strategy):
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         components: runs of blocks, assigned to the ranks in order; None means one per rank, and two on one rank.
-        stride: only every so many lagged steps are computed. The steps between take the last prediction.
+        stride: one in this many lagged steps is computed. The steps between take the last prediction.
         warmup_steps: first steps in which the runs compute one after the other; at least 1.
         window: number of lagged steps after these; the rest is computed like the warm-up. None lags to the end.
         order: 0 reads what was added a step ago as it is, 1 extrapolates it from the last two steps. None extrapolates

@@ -36,7 +36,7 @@ __all__ = [
     "read_calibration",
 ]
 
-#: Seconds that an operator costs no host, and how often the range below is halved: to less than a thousandth.
+#: More seconds than an operator costs any host, and how often the range below is halved: to less than a thousandth.
 _SLOW, _HALVINGS = 1e-3, 14
 
 
@@ -50,7 +50,7 @@ class Calibration:
         link: between ranks.
         ranks: how many there were.
         slots: how many ranks compute at the same time without slowing each other down.
-        alone: share of a rank's time for a step that it takes while all others wait: caches and memory are shared.
+        alone: a rank's time for a step while all others wait, relative to all at work: caches and memory are shared.
         spread: largest ratio between a measured step and its prediction, as a number above 1.
         raw: seconds as measured.
     """
@@ -67,7 +67,7 @@ class Calibration:
     def machine(self, ranks: int) -> Machine:
         """Returns this machine with another number of ranks, which slow each other down where cores are too few."""
         crowd = max(1.0, ranks / self.slots) / max(1.0, self.ranks / self.slots)
-        crowd = self.alone if ranks == 1 else crowd  # measured, and so the crowd is in it
+        crowd = self.alone if ranks == 1 else crowd  # measured, so the crowding is included
         return Machine(device=self.device.slower(crowd), link=self.link, ranks=ranks, per_node=ranks)
 
     def write(self, file: Path) -> None:
@@ -109,7 +109,7 @@ def understand(raw: Mapping[str, Any]) -> Calibration:
     device = _with_dispatch(_device(raw), raw)
     link = _link(raw, device) if ranks > 1 else Link(name="none", latency=0.0, bandwidth=math.inf, measured=True)
     ratios = _step_ratios(raw, device)
-    # What an operator costs was measured of whole steps already, so it is not slowed down with the rest.
+    # The cost of an operator was measured on whole steps already, so it is not slowed down with the rest.
     device = _with_dispatch(device.slower(math.exp(statistics.fmean(map(math.log, ratios)))), raw)
     spread = max(max(ratios) / statistics.geometric_mean(ratios), statistics.geometric_mean(ratios) / min(ratios))
     alone = statistics.geometric_mean([raw["alone"][tokens] / raw["steps"][tokens] for tokens in raw["steps"]])
@@ -124,7 +124,7 @@ def _device(raw: Mapping[str, Any]) -> Device:
     products = {rows: (2.0 * rows * 1024 * 1024, rows * 1024 / TILE, s) for rows, s in raw["matmul"].items()}
     flops, _, seconds = products[max(products)]
     rate = flops / max(seconds - dispatch, 1e-9)
-    # What small products take longer says how many tiles are computed at once.
+    # How much longer small products take says how many tiles are computed at once.
     units = [2 * t * max(0.0, (s - dispatch) * rate / f - 1) for f, t, s in products.values()]
     keys = max(raw["attention"])
     attended = 4.0 * 8 * keys * keys * 64

@@ -128,7 +128,7 @@ def _packed(size: Size, config: Config, text: int, ids: int) -> dict[str, Any]:
 
 
 def _flux(text: int) -> Call:
-    """Returns what makes a call of FLUX.1 with so many text tokens."""
+    """Returns what makes a call of FLUX.1 with a number of text tokens."""
 
     def call(size: Size, config: Config) -> dict[str, Any]:
         more = {"guidance": size.real()} if config["guidance_embeds"] else {}

@@ -25,7 +25,7 @@ class Refusal:
 
     Attributes:
         strategy: the mix, as the command line writes it.
-        reason: what stands against it.
+        reason: why not.
     """
 
     strategy: str
@@ -34,7 +34,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Holds what a plan for a model on a machine came to.
+    """Holds the outcome of planning for a model on a machine.
 
     Attributes:
         rows: one estimate for each legal mix, best first.
@@ -52,7 +52,7 @@ class Advice:
 
     @property
     def choice(self) -> Estimate:
-        """Returns the best mix; one device where that is as fast, by what predictions can tell apart."""
+        """Returns the best mix, or one device where predictions cannot tell that it is slower."""
         is_close = self.fits_serial and self.rows[0].seconds > self.serial.seconds / CLEAR
         return self.serial if is_close else self.rows[0]
 
@@ -75,7 +75,7 @@ def choose(
     others: Iterable[tuple[Sequence[Strategy], Estimate | str]],
     max_drift: float,
 ) -> Advice:
-    """Ranks mixes that run, fit and stray no further than is allowed, and says of all others why they are left out.
+    """Ranks mixes that run, fit and drift no further than allowed, and says why each of the others is left out.
 
     Args:
         subject: the model.

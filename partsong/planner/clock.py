@@ -32,7 +32,7 @@ class StepTime:
     hosted: float
 
     def calls(self, number: int, warmup: int) -> float:
-        """Returns the seconds of so many calls in a row."""
+        """Returns the seconds of a number of calls in a row."""
         warm = min(warmup, number)
         return warm * self.first + (number - warm) * self.steady
 
@@ -224,14 +224,14 @@ class Clock:
         return self.host, self.device, max(self._free.values(), default=0.0), self.waited, self.hosted
 
     def _is_steady(self, last: Sequence[float], rate: Sequence[float]) -> bool:
-        """Says whether equal parts take equally long from here on: the slowest of host, device and link stays it."""
+        """Says whether equal parts take equally long from here on: whatever is slowest stays the slowest."""
         same = all(abs(now - then) <= 1e-9 + 1e-6 * abs(now) for now, then in zip(rate, last, strict=True))
         host, device, link = rate[:3]
         stays = host <= device + 1e-12 if self.device >= self.host else device <= host + 1e-12
         return same and stays and link <= max(host, device) + 1e-12
 
     def _jump(self, rate: Sequence[float], times: int, place: int) -> None:
-        """Lets so many equal parts go by at once."""
+        """Lets a number of equal parts go by at once."""
         host, device, link, waited, hosted = (each * times for each in rate)
         self.host, self.device = self.host + host, self.device + device
         self.waited, self.hosted = self.waited + waited, self.hosted + hosted

@@ -21,7 +21,7 @@ SIDE = 16
 
 @dataclass(frozen=True, slots=True)
 class DecoderCost:
-    """Says what it takes to decode, by pixels: layers are convolutions, and there is no other order of growth.
+    """Says what decoding takes, in proportion to the pixels: its layers are convolutions, so nothing grows faster.
 
     Attributes:
         work: operators of a small decoding.
@@ -36,13 +36,13 @@ class DecoderCost:
     weights: int
 
     def grown(self, pixels: int) -> Iterator[OperatorWork]:
-        """Yields the operators of a decoding of so many pixels."""
+        """Yields the operators of decoding a number of pixels."""
         scale = pixels / self.pixels
         for work in self.work:
             yield OperatorWork(work.kind, work.flops * scale, int(work.bytes * scale), work.tiles * scale)
 
     def memory(self, pixels: int) -> int:
-        """Returns the bytes alive at the peak of decoding so many pixels at once."""
+        """Returns the bytes alive at the peak of decoding a number of pixels at once."""
         return int(self.peak * pixels)
 
 

@@ -29,7 +29,7 @@ def _gpu(
 
 
 #: Rates are of bfloat16 without sparsity, added up in single precision, from the makers' data sheets. Programs reach
-#: 0.7 of them, and more where a maker has cut the rate and left the power.
+#: 0.7 of them, and more where a maker has capped the rate but not the power.
 DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
@@ -45,7 +45,7 @@ DEVICES: Mapping[str, Device] = {
     )
 }
 
-#: What a rank sends and receives at the same time, of which programs reach about two thirds.
+#: Rates at which a rank sends and receives at the same time; programs reach about two thirds of them.
 LINKS: Mapping[str, Link] = {
     link.name: link
     for link in (
@@ -60,7 +60,7 @@ LINKS: Mapping[str, Link] = {
 }
 
 
-#: The link that devices of data centres have; others have ``pcie4``.
+#: The link of data-centre devices; others have ``pcie4``.
 USUAL_LINK = {"h200": "nvlink", "h100": "nvlink", "h20": "nvlink", "a100": "nvlink3"}
 
 

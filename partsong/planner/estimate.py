@@ -80,7 +80,7 @@ def estimate(tracer: Tracer, mix: Sequence[Strategy], machine: Machine, steps: i
         steps: of the generation.
 
     Raises:
-        PartsongError: the mix has no correct form on this model, or on so many ranks.
+        PartsongError: the mix has no correct form on this model, or on this number of ranks.
     """
     sharers = machine.ranks if any(isinstance(strategy, ParallelVae) for strategy in mix) else 1
     encodes_once = any(isinstance(strategy, EncodeOnce) for strategy in mix) and machine.ranks > 1

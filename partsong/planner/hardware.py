@@ -8,9 +8,9 @@ from partsong.planner.operators import OperatorWork
 
 __all__ = ["Device", "Link", "Machine"]
 
-#: Share of the time of operators without arithmetic that compiled blocks still take: about three become one.
+#: Share of the time of operators without arithmetic that remains in compiled blocks, where about three become one.
 _FUSED = 0.33
-#: How many times as fast as memory a cache is that holds all that an operator reads and writes.
+#: How many times as fast as memory a cache is if it holds all that an operator reads and writes.
 _CACHED = 3.0
 
 

@@ -35,9 +35,9 @@ ENV = "PARTSONG_TRACES"
 #: A trace depends on what stands in these folders of this package, and on these packages.
 _HOUSE = Path(__file__).parents[1]
 _SOURCES, _PACKAGES = ("kernels", "parallel", "samplers", "planner"), ("torch", "diffusers", "transformers")
-#: By these a kernel is chosen.
+#: Environment variables that choose kernels.
 _CHOICES = ("PARTSONG_ATTENTION", "PARTSONG_TUNED", "TRITON_INTERPRET")
-#: What other versions have kept goes when nothing was added for so many seconds.
+#: Traces of other versions are deleted once none has been added for this many seconds.
 _OLD = 30 * 24 * 3600.0
 
 
@@ -56,7 +56,7 @@ def find_trace(
     shapes: RememberedShapes,
     whole: bool,
 ) -> CallTrace:
-    """Reads a trace that was kept, or traces calls and keeps what that came to.
+    """Reads a trace that was kept, or traces calls and keeps the result.
 
     Only models of which all settings are known are kept, under strategies of this package.
 
@@ -162,7 +162,7 @@ def _read(file: Path, about: Mapping[str, Any]) -> CallTrace | None:
 
 
 def _encoded(trace: CallTrace) -> dict[str, Any]:
-    """Returns a trace as JSON has it; calls name their events by places in a list, for most come often."""
+    """Returns a trace as JSON has it; calls name their events by places in a list, because most recur."""
     places: dict[str, int] = {}
 
     def place(event: Event) -> int:

@@ -1,4 +1,4 @@
-"""Holds what approximate strategies cost in likeness, as measured on the zoo."""
+"""Holds how far approximate strategies drift, as measured on the zoo."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FEWEST_STEPS = 14
 
 
 def drift_of(strategies: Sequence[Strategy], ranks: int) -> tuple[float, str | None]:
-    """Returns how far pictures stray from their serial twins, and the file that says so.
+    """Returns how far pictures drift from their serial twins, and the file that says so.
 
     Args:
         strategies: the mix.

@@ -28,12 +28,12 @@ _ROWS = (64, 512, 4096)
 _SIDE = 1024
 #: Keys of the attentions that are timed, with 8 heads of 64 numbers.
 _KEYS = (512, 2048)
-#: Numbers that are added to as many others, from what a small cache holds to what none does.
+#: Lengths of vectors that are added, from what a small cache holds to what no cache does.
 _ADDED = tuple(1 << power for power in range(13, 25))
 #: Width of the model whose steps are timed, and of the small one.
 _WIDTHS = {False: 768, True: 32}
 _REPEATS = 5
-#: A measurement of one size stops when it has taken so long, however few repeats it has.
+#: A measurement of one size stops after this many seconds, however few repeats it has.
 _PATIENCE = 1.5
 
 

@@ -40,5 +40,5 @@ def memory_of(
 
 
 def fits(memory: int, device: Device) -> bool:
-    """Says whether a device can hold so many bytes beside what its libraries take."""
+    """Says whether a device can hold a number of bytes beside what its libraries take."""
     return memory <= device.memory * (1 - RESERVED)

@@ -29,7 +29,7 @@ __all__ = ["mixes_for"]
 _ONE_AXIS = tuple(row.strategy for row in BUILT_IN if row.planned)
 #: Pairs that share the ranks of a call, the one with the dearer exchange second, where links are fast.
 _PAIRS = ((Ring, Ulysses), (Ulysses, TensorParallel), (Ring, TensorParallel), (DisplacedPatch, TensorParallel))
-#: Loops over points of the trajectory, and how many points fill so many ranks.
+#: Loops over points of the trajectory, and how many points fill a number of ranks.
 _WINDOWS = (2, 4)
 
 
@@ -84,7 +84,7 @@ def _inside(outer: tuple[Strategy, ...], left: int) -> Iterator[tuple[Strategy, 
 
 
 def _beside(mix: Sequence[Strategy], subject: Subject, ranks: int) -> tuple[Strategy, ...]:
-    """Returns what costs nothing to add on several ranks: it shares out what every rank would do alike."""
+    """Returns what costs nothing to add on several ranks: it divides work that every rank would otherwise repeat."""
     if ranks == 1:
         return ()
     coders: tuple[Strategy, ...] = () if subject.coder is None else (ParallelVae(),)

@@ -59,7 +59,7 @@ class ModelRow:
         width: pixels where nothing else is asked.
         frames: of a video; 1 where it makes pictures.
         multiple: pixels of which height and width are multiples.
-        frame_multiple: a video has a multiple of so many frames, and one more; 1 where any number will do.
+        frame_multiple: a video has a multiple of this many frames, plus one; 1 where any number will do.
         branches: samples of a step that guidance asks for; 1 where the model was distilled to need one.
         joined: whether the branches are one call.
         coder: its autoencoder.

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 #: Rows and columns of what a multiprocessor computes at a time: the usual tile of matrix multiplication kernels.
 TILE = 128 * 256
-#: Rows of queries that one computes at a time.
+#: Rows of queries that a multiprocessor computes at a time.
 QUERY_ROWS = 128
 
 

@@ -1,4 +1,4 @@
-"""Reads what the planner must know off a pipeline at hand."""
+"""Reads from a pipeline at hand what the planner must know."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["default_sizes", "downscale_of", "subject_of"]
 
 
 def subject_of(pipe: Any, **arguments: Any) -> Subject:
-    """Reads what the planner must know off a pipeline, whose call is begun and broken off after its first step.
+    """Reads from a pipeline what the planner must know: begins a call of it and breaks it off after the first step.
 
     The text encoders run; the denoiser does not.
 

@@ -14,7 +14,7 @@ from partsong.samplers.registry import strategies
 
 __all__ = ["draw"]
 
-#: At most so many strategies are drawn, those that are best on all devices.
+#: At most this many strategies are drawn, those that are best on all devices.
 _CURVES = 8
 
 

@@ -62,7 +62,7 @@ def _kind(block: nn.Module) -> tuple[object, ...]:
 
 @contextmanager
 def shallow(runs: Sequence[EqualBlocks]) -> Iterator[None]:
-    """Keeps three blocks of each run while entered, and puts the others back."""
+    """Leaves three blocks of each run in place inside the block, and then puts the others back."""
     saved = {id(run.blocks): (run.blocks, list(run.blocks)) for run in runs}
     try:
         for blocks, whole in saved.values():

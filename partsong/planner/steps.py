@@ -38,7 +38,7 @@ class PlainSteps:
         calls: of a step, one after another.
         steps: how many.
         exchanged: bytes of what the denoiser returns, which ranks that share no call exchange after each step.
-        left: share of the time that a cache of steps leaves.
+        left: share of the time that remains with a step cache.
     """
 
     trace: CallTrace
@@ -113,7 +113,7 @@ class PatchSteps:
         patches: of a picture.
         calls: of a step, one after another.
         steps: how many.
-        warm: how many of them the whole picture travels through all stages.
+        warm: for how many of them the whole picture travels through all stages.
     """
 
     whole: PlainSteps
@@ -216,7 +216,7 @@ class Tracer:
             ranks=ranks,
             rounds=rounds,
             exchanged=each * latents,
-            # What the steps are is kept for each of them, and for each point its latents, prediction and sum.
+            # Every step keeps its inputs; every point keeps its latents, prediction and sum.
             kept=(steps + 3 * window + 10) * latents,
         )
 
@@ -254,7 +254,7 @@ class Tracer:
         return batch, -(-subject.branches // degree), rest, ranks // degree
 
     def _returned(self, samples: int) -> int:
-        """Returns the bytes of what the denoiser returns for so many samples."""
+        """Returns the bytes of what the denoiser returns for a number of samples."""
         return self._call([], 1, samples).returned
 
     def _call(self, mix: Sequence[Strategy], ranks: int, samples: int) -> CallTrace:

@@ -58,14 +58,14 @@ class Subject:
         width: pixels where nothing else is asked.
         frames: of a video; 1 for pictures.
         multiple: pixels of which height and width are multiples.
-        frame_multiple: a video has a multiple of so many frames, and one more.
+        frame_multiple: a video has a multiple of this many frames, plus one.
         branches: samples of a step that guidance asks for.
         joined: whether the branches are one call.
         coder: its autoencoder; None where there is none.
         encoders: its text encoders.
         dtype: of weights and latents.
-        settings: all that its denoiser was built from; None where more may have been done to it since.
-        uniform: whether it is known that one block may stand for its equals; otherwise the planner finds out.
+        settings: all that its denoiser was built from; None where it may have been changed since.
+        uniform: whether one block is known to stand for all equal ones; otherwise the planner finds out.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Subject:
     uniform: bool = False
 
     def sized(self, height: int | None, width: int | None, frames: int | None, batch: int) -> Size:
-        """Returns what is asked for, with the model's own sizes where nothing is.
+        """Returns the size asked for, with the model's own values for what is left open.
 
         Raises:
             ArgumentError: the model cannot make it; says which sizes are near.
@@ -109,7 +109,7 @@ class Subject:
         if (size.frames - 1) % self.frame_multiple or size.frames < 1:
             near = max(0, round((size.frames - 1) / self.frame_multiple)) * self.frame_multiple + 1
             raise ArgumentError(
-                f"frames={size.frames}: {self.name} makes a multiple of {self.frame_multiple} frames and one; the "
+                f"frames={size.frames}: {self.name} makes a multiple of {self.frame_multiple} frames plus one; the "
                 f"nearest is {near}"
             )
         return size

@@ -55,7 +55,7 @@ class Wait(NamedTuple):
 
     Attributes:
         calls: how many calls ago it was posted.
-        parts: how many parts further on, with the sign; parts before are negative.
+        parts: how many parts further on; negative for earlier parts.
         number: which one of that part.
     """
 
@@ -98,7 +98,7 @@ class CallTrace:
         checks: bytes by which ranks compare their arguments in the first call, and in a later one.
         returned: bytes of what the denoiser returns.
         handed: bytes that one block hands on to the next.
-        keys: bytes of the keys and values of all attentions among picture tokens: a text is shorter than they are.
+        keys: bytes of the keys and values of all attentions among picture tokens, without those to a shorter text.
         blocks: how many equal ones the denoiser has.
     """
 
@@ -168,7 +168,7 @@ def trace_calls(
 
 
 def blocks_are_equal(module: nn.Module, inputs: Mapping[str, Any], shapes: RememberedShapes) -> bool:
-    """Says whether one block may stand for its equals: some models treat every fifth one otherwise.
+    """Says whether one block may stand for all equal ones: some models treat every fifth differently.
 
     Args:
         module: a denoiser.
@@ -199,7 +199,7 @@ def _traced(begin: Callable[..., DryRun], weights: int, recorder: _Recorder) -> 
             recorder.begin_call()
         by_step, rank = run.plan.explain().bytes_by_step, run.plan.mesh.rank
     calls = recorder.calls
-    # What is counted and not posted: comparisons, which ranks that need not exist leave out.
+    # Comparisons are counted but not posted, because the other ranks need not exist.
     first, steady = by_step[0][rank], by_step[len(by_step) // 2][rank]
     return CallTrace(
         first=calls[0],
