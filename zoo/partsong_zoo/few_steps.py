@@ -10,7 +10,7 @@ __all__ = ["build_few_step_scheduler"]
 def build_few_step_scheduler(shift: float) -> UniPCMultistepScheduler:
     """Builds a noise schedule of rectified flow whose levels are evenly spaced before the shift.
 
-    UniPC of first order is Euler's method. Euler's own scheduler wastes the last step, a quarter of four, below 1 %
+    UniPC of first order is Euler's method. Euler's own scheduler wastes the last step, one of four, below 1 %
     noise, and the one for latent consistency models does the same.
 
     Args:

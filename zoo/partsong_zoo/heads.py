@@ -23,7 +23,7 @@ from partsong_zoo.sums.training import first_row, invent, later_row
 
 __all__ = ["PROMPTS", "SampledTexts", "prompts_of", "sample_texts"]
 
-#: One in so many texts takes the likeliest tokens; the others are drawn at temperature 1.
+#: One in this many texts takes the likeliest tokens; the others are drawn at temperature 1.
 _GREEDY_EVERY = 4
 
 
@@ -53,7 +53,7 @@ def _sums_prompt(rng: random.Random, fresh: bool) -> str:
     return later_row(rng, [invent(rng)], rng.choice(("again", "listed", "distil")), 2).prompt
 
 
-#: Draws a prompt for each model; the second argument asks for one that no training has seen, where that can be.
+#: Draws a prompt for each model; the second argument asks for one that training has not seen, where possible.
 PROMPTS: Mapping[str, Callable[[random.Random, bool], str]] = MappingProxyType(
     {"lists-ar": _lists_prompt, "sums": _sums_prompt}
 )

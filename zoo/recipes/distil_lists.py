@@ -334,7 +334,7 @@ def train(config: Config, world: World) -> None:
         save_minutes=config.save_minutes,
         unit=config.updates if is_reinforced else 1,
         report_every=20,
-        # The rate is 0 at a share of 0, but even the first of few steps shall learn something.
+        # The rate is 0 at a share of 0, but even the first of few steps should learn something.
         rate_at=lambda share: schedule(min(share + 1 / config.steps, 1.0)),
     )
     stage.run(lambda rng: (lessons.loss(stage.step, rng), ""))

@@ -4,7 +4,7 @@ The results are stock folders that `DiffusionPipeline.from_pretrained` loads: a 
 once, and one with a SkyReels-V2 transformer, whose blocks of frames see themselves and earlier ones. The stages:
 
 1. `vae`: trains an AutoencoderKLWan (4 channels, 8 x 8 latents, half the frames) on videos drawn on the fly;
-2. `decoder`: only its decoder learns on, so that the latents stay as they are; this may also run after the others;
+2. `decoder`: only its decoder keeps learning, so that the latents stay as they are; this may also run after the others;
 3. `pool`: draws long motions once and encodes them, so that the long stages never run the encoder;
 4. `text`: the UMT5 encoder learns to tell the facts of a caption, so that it binds attributes early;
 5. `motion`: transformer and text encoder learn rectified flow on windows cut anywhere from the pool, short ones first;
@@ -18,7 +18,7 @@ once, and one with a SkyReels-V2 transformer, whose blocks of frames see themsel
 Run on a GPU or one core:    python zoo/recipes/train_motion.py --out runs/motion
 Run on two or more cores:    torchrun --nproc-per-node 2 zoo/recipes/train_motion.py --out runs/motion
 Look at it while it trains:  python zoo/recipes/train_motion.py --out runs/motion --stages export,evaluate
-Train a pipeline on:         python zoo/recipes/train_motion.py --out runs/motion --start FOLDER
+Continue from a folder:      python zoo/recipes/train_motion.py --out runs/motion --start FOLDER
 
 Every step draws its data and noise from (seed, rank, step), so a stage that was stopped continues from its checkpoint
 with exactly the steps it would have made (only the last bits differ, as fast kernels' sums do from run to run). A stage

@@ -1,8 +1,8 @@
 """Trains `shapes-experts`: four experts apart, each on a cluster of the scenes of `shapes`, and a router between them.
 
-Every expert begins as the shipped transformer of `shapes` and learns changes of low rank on its own cluster, without a
-word to the others. A monolith learns as many numbers from all scenes in as many steps as all experts together. There
-are seven stages:
+Every expert begins as the shipped transformer of `shapes` and learns changes of low rank on its own cluster, apart from
+the others. A monolith learns as many numbers from all scenes in as many steps as all experts together. There are seven
+stages:
 
 1. `pool`: draws scenes once and encodes them;
 2. `clusters`: sorts them by k-means of their mean latents;

@@ -5,15 +5,15 @@ teacher is that transformer with guidance. There are seven stages; each of 3 to 
 
 1. `pool`: draws scenes once and encodes them;
 2. `reader`: a small network learns to read facts from latents;
-3. `discrete`: the student learns to say the same clean sample at two neighbouring points of the teacher's path;
+3. `discrete`: the student learns to predict the same clean sample at two neighbouring points of the teacher's path;
 4. `continuous`: the same with the exact derivative along the path (sCM);
 5. `matching`: beside that, samples of the student move to where the teacher finds them likelier than a model of the
    student's own samples does (DMD; both together are rCM), and to where the reader finds what their captions ask for;
 6. `export`: writes a stock pipeline folder;
 7. `evaluate`: reads the facts of fresh pictures in one, two and four steps.
 
-Run on one core:   OMP_NUM_THREADS=1 python zoo/recipes/train_shapes_few.py --out runs/shapes-few
-Train it on:       python zoo/recipes/train_shapes_few.py --out runs/on --start DIR --stages pool,reader,matching,export
+Run on one core:  OMP_NUM_THREADS=1 python zoo/recipes/train_shapes_few.py --out runs/shapes-few
+Continue it:      python zoo/recipes/train_shapes_few.py --out runs/on --start DIR --stages pool,reader,matching,export
 
 Every step draws its data and noise from (seed, step), so a stage that was stopped continues from its checkpoint with
 exactly the steps it would have made.
@@ -160,7 +160,7 @@ def noised(clean: Tensor, noise: Tensor, time: Tensor) -> Tensor:
 
 
 def trained_model(world: World, copies: int = 0) -> Generator:
-    """Returns the shipped models, of which the transformer, with as many more blocks, is trained."""
+    """Returns the shipped models; their transformer gets `copies` more blocks and is the part that is trained."""
     model = shipped_model(world)
     model.transformer = deepened(model.transformer, copies)
     model.transformer.requires_grad_(True)

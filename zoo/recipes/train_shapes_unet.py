@@ -13,7 +13,7 @@ The result is a stock Stable Diffusion folder that `DiffusionPipeline.from_pretr
 Run on a GPU or one core:    python zoo/recipes/train_shapes_unet.py --out runs/shapes-unet
 Run on two or more cores:    torchrun --nproc-per-node 2 zoo/recipes/train_shapes_unet.py --out runs/shapes-unet
 Look at it while it trains:  python zoo/recipes/train_shapes_unet.py --out runs/shapes-unet --stages export,evaluate
-Train a pipeline on:         python zoo/recipes/train_shapes_unet.py --out runs/shapes-unet --start FOLDER
+Continue from a folder:      python zoo/recipes/train_shapes_unet.py --out runs/shapes-unet --start FOLDER
 
 Every step draws its data and noise from (seed, rank, step), so a stage that was stopped continues from its checkpoint
 with exactly the steps it would have made (only the last bits differ, as fast kernels' sums do from run to run). A stage

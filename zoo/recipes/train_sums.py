@@ -17,7 +17,7 @@ The result is a stock Llama folder with a tokenizer and a chat template. There a
 
 Run on one core:             OMP_NUM_THREADS=1 python zoo/recipes/train_sums.py --out runs/sums
 Look at it while it trains:  python zoo/recipes/train_sums.py --out runs/sums --stages export,evaluate
-Train a model on:            python zoo/recipes/train_sums.py --out runs/sums --start DIR --stages samples,polish,export
+Continue from a folder:      python zoo/recipes/train_sums.py --out runs/sums --start DIR --stages samples,polish,export
 
 Every step draws its data from (seed, step), so a stage that was stopped continues from its checkpoint with exactly the
 steps it would have made, on one core to the last bit. A stage ends at its number of steps, or at its minutes if they
@@ -112,7 +112,7 @@ def train(config: Config, world: World, kind: Literal["drafts", "refine", "polis
     model: Any = load_average(config, TRAINED[place - 1]) if place else new_model(config)
     model = model.to(world.device).train()
     pool = read_pool(out / "pool.json") if place else []
-    # The model shall not lose what it knows by then.
+    # The model should not lose what it knows by then.
     scale = 2 / 3 if kind == "polish" else 1.0
     stage = TrainingStage(
         world,

@@ -1,7 +1,7 @@
 """Teaches a causal language model to think in threads: multiplications and countdowns, forked and joined.
 
 "4729*386=?" is worked out in a thread per digit of the second factor, and the results are added up. With
-`--mode sequential` the same work is written one thread after the other, for a model to compare the first one with.
+`--mode sequential` the same work is written one thread after the other, for a model to compare with.
 
 There are five stages:
 
@@ -156,7 +156,7 @@ class Work:
             save_minutes=self.config.save_minutes,
             unit=unit,
             report_every=20,
-            # The rate is 0 at a share of 0, but even the first of few steps shall learn something.
+            # The rate is 0 at a share of 0, but even the first of few steps should learn something.
             rate_at=lambda share: schedule(share + 1 / steps),
         )
 

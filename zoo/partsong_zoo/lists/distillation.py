@@ -59,7 +59,7 @@ def masked_loss(logits: Tensor, targets: Tensor, where: Tensor) -> Tensor:
 def certain_entropy(logits: Tensor, targets: Tensor, where: Tensor, *, temperature: Heat = 0.5) -> Tensor:
     """Returns the mean entropy at the positions whose likeliest token is the target already.
 
-    It pushes on what the model knows, and leaves alone what it has wrong: there certainty would be an error.
+    It acts on what the model knows and leaves alone what it gets wrong, where certainty would be an error.
 
     Args:
         logits: `[batch, length, vocabulary]`.
@@ -106,7 +106,7 @@ def consistency_loss(early: Tensor, late: Tensor, where: Tensor) -> Tensor:
 
     Args:
         early: logits at a state with few tokens decided.
-        late: logits at a state with more of them, next to it (local consistency) or far on (global consistency).
+        late: logits at a state with more of them, next to it (local consistency) or far ahead (global consistency).
         where: positions that are masked in both.
     """
     target = late[where].detach().float().softmax(-1)
@@ -122,7 +122,7 @@ def mean_log_prob(logits: Tensor, tokens: Tensor, where: Tensor) -> Tensor:
 def discrimination_loss(
     real: tuple[Tensor, Tensor], fake: tuple[Tensor, Tensor], *, beta: Heat = 0.1, alpha: Weight = 0.5
 ) -> Tensor:
-    """Returns T3D's loss: the student rather than the reference says texts of many steps, and not those of one step.
+    """Returns T3D's loss: against the reference, the student favours texts of many steps and avoids those of one step.
 
     With the gain g = beta (student - reference) it is ``-log sigmoid(g(real)) - alpha log(1 - sigmoid(g(fake)))``.
 
@@ -199,7 +199,7 @@ def _standard(values: Tensor, dim: int | None = None) -> Tensor:
 
 
 def group_advantages(right: Tensor, speed: Tensor) -> GroupAdvantages:
-    """Returns the advantages of answers that shall be right and decided in few forwards (LightningRL).
+    """Returns the advantages of answers that should be right and decided in few forwards (LightningRL).
 
     Within the answers to one prompt, both rightness and speed are brought to mean 0 and deviation 1 and added. The sums
     are standardised once more over the groups that are kept. A group is dropped if all of its answers are wrong, or if

@@ -1,4 +1,4 @@
-"""Records how a `lists` model decodes its answers one token at a time, and draws from that what students are shown.
+"""Records how a `lists` model decodes answers one token at a time, and draws from that what students are shown.
 
 Importing this module loads torch. All masks are drawn for each row by itself.
 """

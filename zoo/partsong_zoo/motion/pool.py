@@ -59,7 +59,7 @@ def draw_clip(seed: int, rank: int, index: int, pairs: float) -> Clip:
 
 @torch.no_grad()
 def build_pool(out: Path, clips: list[Clip], world: World) -> None:
-    """Encodes a rank's clips into a file, float16 and normalised, unless it is there; beside it stands what they show.
+    """Encodes a rank's clips into a file, float16 and normalised, unless it is there; a file beside it describes them.
 
     Args:
         out: the folder for it, in which the autoencoder is.

@@ -134,7 +134,7 @@ Clip = tuple[MovingScene, list[Mover]]
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Holds cuttings of clips.
+    """Holds windows cut from clips.
 
     Attributes:
         clean: Latents `[num, 4, length, 8, 8]`.

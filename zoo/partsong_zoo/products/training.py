@@ -74,7 +74,7 @@ def solution_parts(problem: ProductProblem, form: Format | None) -> tuple[Part, 
 
 
 def as_json(parts: Sequence[Part]) -> list[Any]:
-    """Turns parts into JSON: what a model shall write is "written", other text is text, and threads are lists of both.
+    """Turns parts into JSON: what a model should write is "written", other text is text, and threads are lists of both.
 
     >>> as_json(("1:", Piece("2")))
     ['1:', {'written': '2'}]

@@ -30,8 +30,8 @@ from partsong_zoo.shapes.scenes import (
 __all__ = ["FACTS", "LatentReader", "asked_facts", "fact_loss", "scene_facts", "with_another"]
 
 _COLOURS = tuple(COLOURS)
-#: Facts of a scene: attributes of every colour's object, the last of them that it is there; relations of pairs of
-#: colours; and of which colours there is more than one object.
+#: Facts of a scene: for every colour its object's attributes, the last of which says that it is there; for pairs of
+#: colours their relations; and for every colour whether there is more than one object.
 FACTS = len(_COLOURS) * (len(ATTRIBUTES) + 1) + len(_COLOURS) ** 2 * len(RELATIONS) + len(_COLOURS)
 #: Attributes that exclude each other: shapes, sizes and places.
 _GROUPS = (
@@ -42,10 +42,10 @@ _GROUPS = (
 
 
 def with_another(things: Sequence[Thing], rng: np.random.Generator) -> list[Thing]:
-    """Adds to a scene an object that no picture would have, as samples of few steps often have one.
+    """Adds to a scene an object that no picture would have, but that samples of few steps often have.
 
-    In half of the scenes there is an object of its colour already. It is often smaller than objects are, and it may
-    cover those of other colours in part.
+    In half of the scenes there is an object of its colour already. It is often smaller than usual, and it may partly
+    cover objects of other colours.
     """
     model = things[int(rng.integers(len(things)))]
     colour = model.colour if rng.random() < 0.5 else _COLOURS[int(rng.integers(len(_COLOURS)))]
@@ -59,7 +59,7 @@ def with_another(things: Sequence[Thing], rng: np.random.Generator) -> list[Thin
 
 
 def scene_facts(scenes: Sequence[Sequence[Thing]]) -> Tensor:
-    """Tells which facts hold in scenes: 0 or 1, `[scenes, FACTS]`; of objects of one colour all attributes hold."""
+    """Tells which facts hold in scenes: 0 or 1, `[scenes, FACTS]`; objects of one colour pool their attributes."""
     table = torch.zeros(len(scenes), len(_COLOURS), len(ATTRIBUTES) + 1)
     pairs = torch.zeros(len(scenes), len(_COLOURS), len(_COLOURS), len(RELATIONS))
     more = torch.zeros(len(scenes), len(_COLOURS))
@@ -85,9 +85,9 @@ def asked_facts(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         captions: sentences of the grammar.
 
     Returns:
-        What shall hold, 0 or 1, and which facts a caption decides, 0 or 1; `[captions, FACTS]` each. A caption decides
-        of every colour whether it is there and that it is not there twice, of what it names the shape, and the size,
-        place and relations it states.
+        What should hold, 0 or 1, and which facts a caption decides, 0 or 1; `[captions, FACTS]` each. A caption
+        decides for every colour whether it is there and that it is not there twice; for every object it names, the
+        shape; and the sizes, places and relations it states.
 
     >>> wanted, decided = asked_facts(["a red circle"])
     >>> int(wanted.sum()), int(decided.sum())
@@ -119,9 +119,9 @@ def fact_loss(logits: Tensor, wanted: Tensor, decided: Tensor) -> Tensor:
 class LatentReader(nn.Module):
     """Tells the facts of a scene from its latents, at any noise level up to one radian.
 
-    Convolutions describe every place. For each colour, attention gathers what there is to tell of the object that has
-    it, and this tells the object's attributes, and those of two colours how the objects lie to each other. The mean
-    over all places tells how many objects there are of a colour.
+    Convolutions describe every place. For each colour, attention gathers a description of its object. From it the
+    object's attributes are read, and from those of two colours how their objects are placed. From the mean over all
+    places it is read how many objects a colour has.
 
     Args:
         width: channels inside, a multiple of 8.

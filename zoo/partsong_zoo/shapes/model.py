@@ -209,7 +209,7 @@ def deepened(transformer: Any, copies: int) -> Any:
     """Builds a transformer that computes the same with more blocks.
 
     The last blocks but one, `copies` of them, are each followed by a copy whose gates are closed: it adds nothing until
-    it is trained, and begins with what the block has learned. The last block of all has no text, so it has no copy.
+    it is trained, and starts from what the block has learned. The last block of all has no text, so it has no copy.
 
     Args:
         transformer: an `SD3Transformer2DModel` of this file.

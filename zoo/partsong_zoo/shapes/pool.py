@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _AT_A_TIME = 64
-#: So many scenes are encoded again to know a pool by, and so far a latent may be off, as another processor rounds.
+#: To recognise a pool, this many scenes are encoded again; a latent may be off by this much, as processors round.
 _COMPARED, _ROUNDING = 4, 0.1
 
 
@@ -92,7 +92,7 @@ def build_pool(path: Path, scenes: Sequence[Sequence[Thing]], world: World, vae:
         parts.append(encode(vae, scenes[first : first + _AT_A_TIME]))
         if first % (100 * _AT_A_TIME) == 0:
             world.say(f"pool {first} of {len(scenes)}")
-    # A file under the last name is always whole.
+    # A file with the final name is always complete.
     with path.with_suffix(".new").open("wb") as file:
         np.save(file, np.concatenate(parts))
     path.with_suffix(".new").replace(path)

@@ -111,7 +111,7 @@ def draw_timesteps(num: int, rng: np.random.Generator, lean: float = 0.0) -> Ten
     Args:
         num: how many.
         rng: draws them.
-        lean: the mean of the normal; above 0 more of them are noisy, where it is decided what stands where.
+        lean: the mean of the normal; above 0 more of them are noisy, where layouts are decided.
     """
     normal = lean + rng.standard_normal(num)
     level = np.where(rng.random(num) < 0.2, rng.random(num), 1 / (1 + np.exp(-normal)))
@@ -123,7 +123,7 @@ class TextEncoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        # Pieces of words are tokens too: a caption of other words has them, and is to be drawn like any other.
+        # Pieces of words are tokens too: a caption of other words has them, and should be drawn like any other.
         config = clip_config(TEXT_WIDTH, layers=2, heads=TEXT_WIDTH // _HEAD_WIDTH, tokens=len(build_tokenizer()))
         self.clip = CLIPTextModel(config)
 

@@ -1,4 +1,4 @@
-"""Teaches a UNet where it is and what stands there. Importing this module loads torch; only the recipe imports it.
+"""Teaches a UNet where each place is and what is there. Importing this module loads torch; only the recipe imports it.
 
 A UNet has no positions of its own. What it knows of them comes from the zeros around its picture and spreads by a place
 per convolution, and learning that from pictures alone takes long: a model can draw the right objects and still not know

@@ -36,7 +36,7 @@ class SumsExample:
     Attributes:
         family: "sum" or "countdown".
         question: the question.
-        solution: steps and answer, as the model shall write them.
+        solution: steps and answer, as the model should write them.
     """
 
     family: Family

@@ -49,7 +49,7 @@ class SumsRow:
 
     Attributes:
         prompt: what the user writes.
-        answer: what the model shall write.
+        answer: what the model should write.
         honest: whether only values and the verdict are learned, not the choice of steps.
     """
 
@@ -123,7 +123,7 @@ def later_row(rng: random.Random, pool: Sequence[Attempts], kind: str, most: int
         most: how many attempts there may be.
 
     Returns:
-        The row. The model shall repeat the end of the first right attempt that is shown, else solve the problem anew.
+        The row. The model should repeat the end of the first right attempt shown, or else solve the problem anew.
     """
     one = rng.choice(pool) if rng.random() < 0.5 else invent(rng)
     shown = _shown(rng, one, most)

@@ -1,4 +1,4 @@
-"""Builds the `tiles` transformer: a stock Llama that says tokens of a picture, in any order and several at once.
+"""Builds the `tiles` transformer: a stock Llama that predicts tokens of a picture, in any order and several at once.
 
 One embedding holds words, places and codes. A token that is known goes in as the sum of its code and its place, and a
 question as the sum of `<query>` and the place that it asks for. Which of them see each other is all that a mask says:

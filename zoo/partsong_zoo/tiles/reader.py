@@ -1,4 +1,4 @@
-"""Reads pictures of the `tiles` transformer with what it has kept, as the samplers of any order ask for it.
+"""Answers the samplers of any order with the `tiles` transformer, from the keys that it has kept.
 
 Importing this module loads torch.
 """
@@ -25,14 +25,14 @@ class KeptKeys:
         self.cache, self.known, self.codes = DynamicCache(), torch.empty(0), torch.empty(0)
 
     def begin(self, model: Any, words: Tensor, known: Tensor, codes: Tensor, limit: int) -> int:
-        """Drops the keys of what has changed, and returns for how many tokens keys are left.
+        """Drops the keys of what has changed, and returns how many tokens still have keys.
 
         Args:
             model: of `build_model`.
             words: ids of captions, int64 `[rows, P]`; they are read at the first call.
             known: int64 `[rows, K]`, the places of the tokens to be known now, in their order.
             codes: int64 `[rows, K]`, what stands there.
-            limit: of how many tokens keys may be used: all that are asked see as many.
+            limit: of how many tokens keys may be used, since all places that are asked for see the same ones.
         """
         num = 0
         if self.known.dim() < 2:
@@ -59,7 +59,7 @@ class CaptionedTiles:
     Attributes:
         model: of `build_model`.
         words: ids of captions, int64 `[B, P]`, padded with 0.
-        guidance: how much of the caption's logits stands against those without, at the last token; 1 is no guidance.
+        guidance: weight of the caption's logits against those without it, at the last token; 1 is no guidance.
         silent: ids of the empty caption.
         kept: keys of the last call.
     """
@@ -167,7 +167,7 @@ def read_captions(model: Any, words: Tensor, cache: DynamicCache) -> None:
 
 
 def visible(words: Tensor, known: int, sees: Tensor) -> Tensor:
-    """Makes the additive mask of new inputs: captions and known tokens are seen by all, the inputs as they say.
+    """Makes the additive mask of new inputs: captions and known tokens are seen by all, the inputs as `sees` says.
 
     Args:
         words: ids of captions, int64 `[B, P]`.

@@ -26,7 +26,7 @@ _BLOCK = 4
 
 
 def lattice() -> Tensor:
-    """Lists the points of all codes, `[625, 4]`: the number of a code in base 5, first digit first, less 2 each."""
+    """Lists the points of all codes, `[625, 4]`: the number of a code in base 5, first digit first, each less 2."""
     digits = [torch.arange(levels) - levels // 2 for levels in LEVELS]
     return torch.cartesian_prod(*digits).float()
 
@@ -76,7 +76,7 @@ def tokenizer_loss(model: Any, images: Tensor) -> tuple[Tensor, float]:
     again = model.decoder(model.post_quant_conv(rounded(latents)))
     error = pixel_shuffle(again.float(), _BLOCK) - images
     mse = error.square().mean()
-    # Beyond the last level rounding no longer answers, so latents are drawn back to it.
+    # Beyond the last level rounding has no effect, so latents are pulled back to it.
     outside = relu(latents.abs() - 2.0).square().mean()
     return error.abs().mean() + 2.0 * mse + 0.1 * outside, float(mse.detach())
 

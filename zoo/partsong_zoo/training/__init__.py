@@ -1,1 +1,1 @@
-"""Trains models to think in threads: batches, losses, rewards and rollouts."""
+"""Holds what recipes train with: stages, batches, losses, rewards and rollouts."""

@@ -5,7 +5,7 @@ With S = scale q k^T + bias, P = softmax(S) and O = P v, the derivative along (t
     tS = scale (tq k^T + q tk^T)
     tO = (P * tS) v - rowsum(P * tS) O + P tv
 
-Every sum over keys is kept up with a running maximum, as in flash attention, so no matrix of queries times keys larger
+Every sum over keys is kept with a running maximum, as in flash attention, so no matrix of queries times keys larger
 than a block is held.
 """
 

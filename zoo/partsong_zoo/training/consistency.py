@@ -43,7 +43,7 @@ def _like(time: Tensor, latents: Tensor) -> Tensor:
 
 
 def trig_velocity(flow: Velocity) -> Velocity:
-    """Makes of a model of rectified flow, latents and noise level to ``noise - clean``, one of the trigonometric path.
+    """Turns a model of rectified flow, from latents and noise level to ``noise - clean``, into one of this path.
 
     A point of the path is one of rectified flow's, ``cos(t) + sin(t)`` times as large.
     """
@@ -79,7 +79,7 @@ def draw_times(num: int, draw: torch.Generator, *, mean: float = 0.7, deviation:
 
 
 def shifted_times(num: int, shift: float = 5.0) -> Tensor:
-    """Lists `num` + 1 times from 0 up to `LAST_TIME`, whose noise levels are evenly spaced and then shifted to noise.
+    """Lists `num` + 1 times from 0 up to `LAST_TIME`, whose noise levels are evenly spaced and then shifted up.
 
     >>> shifted_times(2).tolist()[0]
     0.0
@@ -95,7 +95,7 @@ def consistency_tangent(
 ) -> tuple[Tensor, Tensor]:
     """Returns the student's velocity, and the direction in which continuous consistency moves it.
 
-    A consistent model says the same clean sample all along the teacher's path, so its derivative along the path is 0.
+    A consistent model predicts one clean sample all along the teacher's path, so its derivative along the path is 0.
     The direction is that derivative times ``-cos(t)``. It is 0 for a consistent model.
 
     Args:

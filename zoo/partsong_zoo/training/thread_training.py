@@ -102,7 +102,7 @@ def supervised_loss(model: PreTrainedModel, batch: ThreadBatch, thoughts: Though
         UnsupportedError: as in `learned_logits`.
     """
     if not bool(batch.learn.any()):
-        raise ArgumentError("no token of the batch is learned: put what the model shall write into pieces of the texts")
+        raise ArgumentError("no token of the batch is learned: put what the model is to write into pieces of the texts")
     return -log_likelihoods(model, batch, thoughts=thoughts).mean()
 
 
