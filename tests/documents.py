@@ -15,6 +15,8 @@ PAGES = sorted(
         *(path for path in (ROOT / "docs").rglob("*.md") if MADE not in path.parts),
         ROOT / "benchmarks" / "README.md",
         *(ROOT / "recipes").glob("*.md"),
+        ROOT / "zoo" / "README.md",
+        ROOT / "zoo" / "recipes" / "README.md",
         *(ROOT / "integrations").rglob("*.md"),
     ]
 )

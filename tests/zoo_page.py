@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import textwrap
 from collections.abc import Callable
 from statistics import mean
 from typing import Any
@@ -24,23 +25,25 @@ WEIGHTS = "zoo/partsong_zoo/weights"
 
 INTRODUCTION = """# The zoo
 
-These models come with partsong. They are small enough to sample on a laptop, and trained well enough that a change for
-the worse shows. Each was trained by a recipe of this repository on data that a program draws. All are stock folders of
-diffusers or transformers, but for `shapes-experts`, which needs that of `shapes` beside it. `zoo.load("shapes")` loads
-one, `--model shapes` names one on the command line, and `partsong list models` lists them.
+These models come in packages of their own: `pip install . ./zoo ./zoo/pictures` installs all of them from a checkout,
+and `shapes-few`, `shapes-unet`, `shapes-experts` and `tiles` are in the last. They are small enough to sample on a
+laptop, and trained well enough that a change for the worse shows. Each was trained by a recipe of this repository on
+data that a program draws. All are stock folders of diffusers or transformers, except `shapes-experts`, which needs that
+of `shapes` beside it. `zoo.load("shapes")` loads one, `--model shapes` names one on the command line, and
+`partsong list models` lists them.
 
 *Facts read* is the part of a caption that a reader finds in the picture ([glossary](glossary.md)). Training times are
-those of the recipe on processor cores. MB are of the bundled files.
+those of the recipe on processor cores. MB are those of the weights' folder.
 """
 
 END = """`python -m tests.zoo_samples` draws the pictures and answers again, and `python -m tests.zoo_page` writes this
-page. To train a model of your own, see the [recipes](../recipes/README.md). More on `sums` is in
+page. To train a model of your own, see the [recipes](../zoo/recipes/README.md). More on `sums` is in
 [a model to think with](thinking-eval.md#a-small-model-to-think-with).
 """
 
 
 def parameters(model: ZooModel) -> int:
-    """Counts the numbers in a model's weights by what the heads of its files say; a head that guesses ahead is none."""
+    """Counts the numbers in a model's weights by what the headers of its files say, without heads that guess ahead."""
     return sum(
         math.prod(entry["shape"])
         for path in model.folder.rglob("*.safetensors")
@@ -61,12 +64,12 @@ def megabytes(model: ZooModel) -> float:
 
 
 def training(model: ZooModel) -> str:
-    """Returns what the recipe's row in recipes/README.md says of its time."""
+    """Returns what the recipe's row in zoo/recipes/README.md says of its time."""
     name = model.recipe.rpartition("/")[2]
-    text = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "zoo" / "recipes" / "README.md").read_text(encoding="utf-8")
     expected = next(line for line in text.splitlines() if line.startswith(f"| `{name}`")).split(" | ")[2]
     match = re.match(r"On (one|two) (?:shared )?cores? about (.*?)(, then .*?)?[:.](?= |$)", expected)
-    assert match is not None, f"recipes/README.md does not say how long {name} takes"
+    assert match is not None, f"zoo/recipes/README.md does not say how long {name} takes"
     return f"{match[2]}, {match[1]} core{'s' * (match[1] == 'two')}{match[3] or ''}"
 
 
@@ -166,7 +169,8 @@ def models() -> str:
 
 def section(model: ZooModel, samples: dict[str, Any]) -> str:
     """Returns what a model is, and a picture, a clip or an answer of it."""
-    lines = [f"## {model.name}", "", model.description[0].upper() + model.description[1:], ""]
+    text = textwrap.fill(model.description[0].upper() + model.description[1:], 120, break_on_hyphens=False)
+    lines = [f"## {model.name}", "", text, ""]
     if model.base is not None:
         lines += [f"Its folder holds what differs from `{model.base}`.", ""]
     if model.kind == "text":
