@@ -25,7 +25,7 @@ ones on 2 ranks and, with their pipelines, on 2 and 3.
 More ranks than there are rows, heads, blocks or tokens to share out are refused for their number, with the largest that
 fits: that depends on the size of a picture, and is in no table.
 
-Numbers in brackets are reasons, below. Behind the families is the same as one [matrix](#matrix).
+Numbers in brackets are reasons, below. After the families the same is shown as one [matrix](#matrix).
 
 ## Families
 """
