@@ -47,7 +47,7 @@ def rule_table() -> str:
 
 def thinking_table() -> str:
     """A row for each thinking method: what its page's title and its table of cost say, in short."""
-    lines = ["| strategy | idea | calls | critical path |", "|---|---|---|---|"]
+    lines = ["| method | idea | calls | critical path |", "|---|---|---|---|"]
     for name in STRATEGIES:
         text = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
         cells = [text.splitlines()[0].partition(": ")[2]]
