@@ -8,12 +8,12 @@ from tests.features.groups import GROUPS
 
 _HEAD = """# What runs with what
 
-What users put on a pipeline, with each strategy. The page is written from the tests' own table by `python -m
-tests.tables`, and every cell is a test. It takes two ranks and a tiny random pipeline of diffusers in float64,
-against the same pipeline with the same feature on one process without a plan. *yes* means that both pictures agree to
-1e-9, that a second one does too, that the bytes are those which `explain()` predicts, and that the pipeline makes the
-same picture after `undo()`. A number says why the feature is refused, [below](#reasons), with one error on all ranks
-before any work. Approximate strategies run at the setting at which they are exact.
+This is what users put on a pipeline, tried with each strategy. The page is written from the tests' own table by
+`python -m tests.tables`, and every cell is a test. It takes two ranks and a tiny random pipeline of diffusers in
+float64, against the same pipeline with the same feature on one process without a plan. *yes* means that both pictures
+agree to 1e-9, that a second one does too, that the bytes are those which `explain()` predicts, and that the pipeline
+makes the same picture after `undo()`. A number says why the feature is refused, [below](#reasons), with one error on
+all ranks before any work. Approximate strategies run at the setting at which they are exact.
 
 *before* and *after* say in which order it was tried: the feature first and then `parallelize()`, or the feature on a
 pipeline under a plan that has made a picture. Where both stand, the cell holds for both.
@@ -34,8 +34,8 @@ functions, are noticed and refused at the next picture.
 ## LoRA
 
 TensorParallel cuts the two matrices of a LoRA with the layer they are on. Ranks compare their adapters whenever a plan
-is put on: other adapters, or others weights of them, on one rank are an error on all. Under a plan an adapter for
-another model is one error, also where diffusers only warns and goes on without it:
+is put on: other adapters on one rank, or other weights of them, are an error on all. Under a plan an adapter for
+another model is one error, also where diffusers only warns and continues without it:
 
     load_lora_weights() has changed no layer of this StableDiffusion3Pipeline; is the adapter one for another model?
 
@@ -48,8 +48,8 @@ is outside of it at the end of each call.
 ## Caches of diffusers
 
 `enable_cache` counts steps or compares values. One that counts leaves out the same layers on every rank, so ranks never
-wait for each other in vain. One that compares would decide on each rank by what that rank has; StepCache does the same
-and its ranks decide together.
+wait for each other for nothing. One that compares would decide on each rank by what that rank has; StepCache does so
+too, and its ranks decide together.
 
 ## ControlNets
 
@@ -57,7 +57,7 @@ They are cut as the model is and not repeated on every rank; [support](support.m
 
 ## Modular pipelines
 
-Give them a generator: without one every rank draws noise of its own, and the first step tells so. EncodeOnce needs an
+Give them a generator: without one every rank draws noise of its own, and the first step says so. EncodeOnce needs an
 `encode_prompt`, which they do not have.
 """
 
