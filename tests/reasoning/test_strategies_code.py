@@ -13,7 +13,7 @@ import pytest
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.reasoning import Line, Request, Run, ScriptedEngine, final_number
-from partsong.reasoning.answers.extract import final_code
+from partsong.reasoning.answers.extract_code import final_code
 from partsong.reasoning.answers.sandbox import Sandbox, SandboxOutcome
 from partsong.reasoning.calls.virtual_time import run_virtual
 from partsong.reasoning.strategies import STRATEGIES, Thinking, edit_test_select, parse_thinking
