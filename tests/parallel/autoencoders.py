@@ -18,19 +18,11 @@ from diffusers import (
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tests.parallel.unets import randomized
+from tests.tiny_models import kl_settings, randomized
 
 
 def _kl(cls: type, **more: Any) -> Any:
-    settings = {
-        "block_out_channels": (4, 8, 8),
-        "layers_per_block": 1,
-        "latent_channels": 4,
-        "norm_num_groups": 2,
-        "down_block_types": ("DownEncoderBlock2D",) * 3,
-        "up_block_types": ("UpDecoderBlock2D",) * 3,
-    }
-    return cls(**settings | more)
+    return cls(**kl_settings(3, block_out_channels=(4, 8, 8), **more))
 
 
 def _attentive() -> AutoencoderKL:

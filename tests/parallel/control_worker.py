@@ -26,9 +26,10 @@ from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from tests.parallel.ranks import gathered, on_first
-from tests.pipelines.case import Case, distance, noise, randomized
+from tests.pipelines.case import Case, distance
 from tests.pipelines.cases import CASES, flux, sd3, stable_diffusion
 from tests.pipelines.parts import picture
+from tests.tiny_models import noise, randomized
 
 STRATEGIES: dict[str, tuple[Strategy, ...]] = {
     "Ulysses": (Ulysses(),),

@@ -26,6 +26,8 @@ from partsong.samplers.pipeline import stage_slots
 from tests.parallel.pipeline_worker import clean
 from tests.parallel.pipelines import embeds
 from tests.parallel.ranks import error, gathered
+from tests.parallel.video_families import wan_like
+from tests.tiny_models import randomize, wan_settings
 
 STEPS = 4
 SIZE = (32, 48)
@@ -42,37 +44,20 @@ class Euler(FlowMatchEulerDiscreteScheduler):
         return (sample + difference * model_output,)
 
 
-def pipeline(scheduler: Any = None, layers: int = 4) -> WanPipeline:
-    """A tiny Wan in float64, with a rotary table that is exact in that type."""
+def exact(kind: Any, **changed: Any) -> Any:
+    """A tiny model built like Wan in float64, with a rotary table that is exact in that type."""
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "ffn_dim": 16, "num_layers": 4, "rope_max_seq_len": 64}
     torch.manual_seed(3)
-    model = WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=2,
-        attention_head_dim=12,
-        in_channels=4,
-        out_channels=4,
-        text_dim=12,
-        freq_dim=8,
-        ffn_dim=16,
-        num_layers=layers,
-        cross_attn_norm=True,
-        qk_norm="rms_norm_across_heads",
-        rope_max_seq_len=64,
-    ).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.2)
-    model = model.double()
-    exact_rotary(model)
-    vae = AutoencoderKLWan(
-        base_dim=3,
-        z_dim=4,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-        latents_mean=[0.1] * 4,
-        latents_std=[0.9] * 4,
-    ).eval()
+    model = wan_like(kind, **sizes | changed).eval()
+    randomize(model)
+    exact_rotary(model.double())
+    return model
+
+
+def pipeline(scheduler: Any = None, layers: int = 4) -> WanPipeline:
+    """A tiny Wan."""
+    model = exact(WanTransformer3DModel, num_layers=layers)
+    vae = AutoencoderKLWan(**wan_settings(latents_mean=[0.1] * 4, latents_std=[0.9] * 4)).eval()
     return WanPipeline(None, None, vae, scheduler or Euler(shift=3.0), model)
 
 

@@ -24,19 +24,11 @@ from diffusers.models.embeddings import ImageProjection, MultiIPAdapterImageProj
 from peft import LoraConfig
 
 from tests.parallel import video_unets as videos
+from tests.tiny_models import kl_settings, noise, randomized
 
 WIDTH, LEVELS = 12, 3
 #: Width of a text that is normed before it joins the image: that norm has 32 groups.
 JOINED_WIDTH = 32
-
-
-def randomized(model: Any, dtype: torch.dtype) -> Any:
-    """Seeded random weights everywhere, also where the class starts with zeros."""
-    torch.manual_seed(11)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.2)
-    return model.eval().to(dtype)
 
 
 def _unet(**changed: Any) -> UNet2DConditionModel:
@@ -207,16 +199,7 @@ UNETS = {
 
 
 def _vae(dtype: torch.dtype) -> AutoencoderKL:
-    blocks = 3
-    vae = AutoencoderKL(
-        block_out_channels=(4,) * blocks,
-        latent_channels=4,
-        norm_num_groups=2,
-        layers_per_block=1,
-        down_block_types=("DownEncoderBlock2D",) * blocks,
-        up_block_types=("UpDecoderBlock2D",) * blocks,
-    )
-    return randomized(vae, dtype)
+    return randomized(AutoencoderKL(**kl_settings(3)), dtype)
 
 
 def _plain(kind: Any, dtype: torch.dtype, unet: Any, **more: Any) -> Any:
@@ -245,12 +228,8 @@ def _control(dtype: torch.dtype) -> Any:
     return _plain(StableDiffusionControlNetPipeline, dtype, unet, controlnet=randomized(control, dtype))
 
 
-def _noise(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
 def _picture(channels: int, size: tuple[int, int], dtype: torch.dtype, seed: int = 7) -> torch.Tensor:
-    return _noise(1, channels, *size, seed=seed, dtype=dtype).sigmoid()
+    return noise(1, channels, *size, seed=seed, dtype=dtype).sigmoid()
 
 
 @dataclass(frozen=True)
@@ -269,16 +248,16 @@ class UnetPipe:
         """One generation with guidance, ``return_dict`` left at its default."""
         dtype = pipe.unet.dtype
         named = {
-            "prompt_embeds": _noise(batch, 5, WIDTH, seed=1, dtype=dtype),
-            "negative_prompt_embeds": _noise(batch, 5, WIDTH, seed=2, dtype=dtype),
+            "prompt_embeds": noise(batch, 5, WIDTH, seed=1, dtype=dtype),
+            "negative_prompt_embeds": noise(batch, 5, WIDTH, seed=2, dtype=dtype),
             "num_inference_steps": steps,
             "generator": torch.Generator().manual_seed(9),
             "output_type": "pt",
             **self.more(size, dtype),
         }
         if isinstance(pipe, StableDiffusionXLPipeline):
-            named["pooled_prompt_embeds"] = _noise(batch, 10, seed=3, dtype=dtype)
-            named["negative_pooled_prompt_embeds"] = _noise(batch, 10, seed=4, dtype=dtype)
+            named["pooled_prompt_embeds"] = noise(batch, 10, seed=3, dtype=dtype)
+            named["negative_pooled_prompt_embeds"] = noise(batch, 10, seed=4, dtype=dtype)
         if "image" not in named or "mask_image" in named:
             named |= {"height": size[0], "width": size[1]}
         return torch.as_tensor(next(iter(pipe(**named).values())))

@@ -44,10 +44,10 @@ def three_d() -> Any:
     )
 
 
-def spatio_temporal() -> UNetSpatioTemporalConditionModel:
+def spatio_temporal(in_channels: int = 4) -> UNetSpatioTemporalConditionModel:
     """Of Stable Video Diffusion."""
     return UNetSpatioTemporalConditionModel(
-        in_channels=4,
+        in_channels=in_channels,
         out_channels=4,
         block_out_channels=(32, 64),  # its norms have 32 groups
         down_block_types=("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),

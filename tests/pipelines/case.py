@@ -93,17 +93,3 @@ def denoisers(pipe: Any) -> list[nn.Module]:
     parts = (getattr(pipe, name, None) for name in DENOISERS)
     modules = [part for part in parts if isinstance(part, nn.Module)]
     return modules or [pipe.prior]
-
-
-def randomized(model: Any, dtype: torch.dtype = torch.float64, scale: float = 0.2) -> Any:
-    """Seeded random weights everywhere, also where the class starts with zeros."""
-    torch.manual_seed(11)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * scale)
-    return model.eval().to(dtype)
-
-
-def noise(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Seeded noise, the same in every process."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)

@@ -5,39 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, AutoencoderKLQwenImage
 from PIL import Image
 from torch import Tensor, nn
 
-from tests.pipelines.case import noise, randomized
-
-
-def kl_autoencoder(**changed: Any) -> AutoencoderKL:
-    """Eight times smaller latents of four channels."""
-    blocks = 4
-    settings = {
-        "block_out_channels": (4,) * blocks,
-        "latent_channels": 4,
-        "norm_num_groups": 2,
-        "layers_per_block": 1,
-        "down_block_types": ("DownEncoderBlock2D",) * blocks,
-        "up_block_types": ("UpDecoderBlock2D",) * blocks,
-    }
-    return randomized(AutoencoderKL(**settings | changed))
-
-
-def qwen_autoencoder(**changed: Any) -> AutoencoderKLQwenImage:
-    """Eight times smaller latents of four channels, with one frame."""
-    settings = {
-        "base_dim": 4,
-        "z_dim": 4,
-        "dim_mult": [1, 1, 1, 1],
-        "num_res_blocks": 1,
-        "temperal_downsample": [False, True, True],
-        "latents_mean": [0.0] * 4,
-        "latents_std": [1.0] * 4,
-    }
-    return randomized(AutoencoderKLQwenImage(**settings | changed))
+from tests.tiny_models import noise
 
 
 def coarse(vae: Any) -> Any:

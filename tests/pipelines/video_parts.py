@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from diffusers import (
@@ -13,7 +11,6 @@ from diffusers import (
     AutoencoderKLLTX2Audio,
     AutoencoderKLLTX2Video,
     AutoencoderKLLTXVideo,
-    AutoencoderKLWan,
 )
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -34,21 +31,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from tests.pipelines.case import randomized
-
-
-def wan_autoencoder(**changed: Any) -> AutoencoderKLWan:
-    """Videos of four channels, eight times smaller, a frame for the first and one for every four after it."""
-    settings = {
-        "base_dim": 3,
-        "z_dim": 4,
-        "dim_mult": [1, 1, 1, 1],
-        "num_res_blocks": 1,
-        "temperal_downsample": [False, True, True],
-        "latents_mean": [0.0] * 4,
-        "latents_std": [1.0] * 4,
-    }
-    return randomized(AutoencoderKLWan(**settings | changed))
+from tests.tiny_models import randomized
 
 
 def clip_vision(width: int = 32) -> CLIPVisionModel:

@@ -9,28 +9,17 @@ from diffusers import (
     ChromaImg2ImgPipeline,
     ChromaInpaintPipeline,
     ChromaPipeline,
-    ChromaTransformer2DModel,
     FlowMatchEulerDiscreteScheduler,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import half_mask, kl_autoencoder, picture
+from tests.parallel.image_families_pairs import chroma
+from tests.pipelines.case import Case
+from tests.pipelines.parts import half_mask, picture
+from tests.tiny_models import kl_autoencoder, noise, randomized
 
 
 def _pipe(kind: Any) -> Any:
-    transformer = ChromaTransformer2DModel(
-        patch_size=1,
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=3,
-        joint_attention_dim=12,
-        axes_dims_rope=(2, 2, 4),
-        approximator_num_channels=8,
-        approximator_hidden_dim=16,
-        approximator_layers=1,
-    )
+    transformer = chroma(6, in_channels=16)
     transformer.register_to_config(guidance_embeds=False)  # the inpainting pipeline asks for it
     return kind(
         scheduler=FlowMatchEulerDiscreteScheduler(),

@@ -20,8 +20,10 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.video_parts import pictures, wan_autoencoder
+from tests.parallel.video_families_2026 import cosmos
+from tests.pipelines.case import Case
+from tests.pipelines.video_parts import pictures
+from tests.tiny_models import noise, randomized, wan_autoencoder
 
 LEFT = {"Cosmos2_5_TransferPipeline": "its ControlNet needs torchvision, which is not installed here"}
 
@@ -41,22 +43,9 @@ class _Harmless:
         return video
 
 
-_SIZES = {
-    "in_channels": 4,
-    "num_attention_heads": 3,
-    "attention_head_dim": 16,
-    "mlp_ratio": 2,
-    "text_embed_dim": 12,
-    "adaln_lora_dim": 4,
-    "max_size": (4, 32, 32),
-    "rope_scale": (2.0, 1.0, 1.0),
-    # It would be resized with torchvision.
-    "concat_padding_mask": False,
-}
-
-
 def _transformer(**changed: Any) -> CosmosTransformer3DModel:
-    return randomized(CosmosTransformer3DModel(**_SIZES | {"out_channels": 4, "num_layers": 2} | changed))
+    settings = {"rope_scale": (2.0, 1.0, 1.0), "extra_pos_embed_type": "learnable"}
+    return randomized(cosmos(6, **settings | changed))
 
 
 def _pipe(kind: Any, transformer: Any, scheduler: Any, vae: Any = None, **more: Any) -> Any:

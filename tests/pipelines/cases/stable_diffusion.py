@@ -27,8 +27,8 @@ from diffusers import (
 from diffusers.models.attention_processor import IPAdapterAttnProcessor2_0
 from diffusers.models.embeddings import ImageProjection, MultiIPAdapterImageProjection
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import kl_autoencoder
+from tests.pipelines.case import Case
+from tests.tiny_models import kl_autoencoder, noise, randomized
 
 WIDTH = 12
 SIZE = {"height": 64, "width": 80}

@@ -19,24 +19,14 @@ from diffusers import (
     WanVideoToVideoPipeline,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.video_parts import clip_vision, clip_vision_processor, pictures, wan_autoencoder
+from tests.parallel.video_families import wan_like
+from tests.pipelines.case import Case
+from tests.pipelines.video_parts import clip_vision, clip_vision_processor, pictures
+from tests.tiny_models import noise, randomized, wan_autoencoder
 
 
 def _transformer(kind: Any = WanTransformer3DModel, **changed: Any) -> Any:
-    settings = {
-        "patch_size": (1, 2, 2),
-        "num_attention_heads": 3,
-        "attention_head_dim": 8,
-        "in_channels": 4,
-        "out_channels": 4,
-        "text_dim": 12,
-        "freq_dim": 8,
-        "ffn_dim": 32,
-        "num_layers": 2,
-        "rope_max_seq_len": 32,
-    }
-    return randomized(kind(**settings | changed))
+    return randomized(wan_like(kind, **changed))
 
 
 def unipc() -> UniPCMultistepScheduler:
