@@ -12,7 +12,8 @@ import torch
 from diffusers import AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage, AutoencoderKLWan, AutoencoderOobleck
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 
 def noise(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -32,6 +33,15 @@ def randomized(model: Any, dtype: torch.dtype = torch.float64, scale: float = 0.
     torch.manual_seed(11)
     randomize(model, scale)
     return model.eval().to(dtype)
+
+
+class KeepPrecision(TorchFunctionMode):
+    """Leaves out the models' casts from float64 to float32, so that float64 can show that the sums are exact."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        cast = func in (Tensor.to, Tensor.float) and (args[0].dtype, output.dtype) == (torch.float64, torch.float32)
+        return args[0] if cast else output
 
 
 def kl_settings(blocks: int = 4, **changed: Any) -> dict[str, Any]:
@@ -96,7 +106,7 @@ def oobleck_autoencoder() -> AutoencoderOobleck:
     )
 
 
-def causal_model(family: str = "llama", seed: int = 0, **changed: Any) -> PreTrainedModel:
+def causal_model(family: str = "llama", seed: int = 0, **changed: Any) -> Any:
     """A language model of two layers in float64."""
     sizes: dict[str, Any] = {
         "hidden_size": 32,
@@ -119,9 +129,8 @@ def causal_model(family: str = "llama", seed: int = 0, **changed: Any) -> PreTra
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes | changed)).double().eval()
 
 
-def word_tokenizer(words: Sequence[str], split: Any, **named: Any) -> PreTrainedTokenizerFast:
-    """A tokenizer that knows so many words, found by `split`; it takes the one named for it for all others."""
-    unknown = named.get("unk_token", named.get("pad_token"))
+def word_tokenizer(words: Sequence[str], split: Any, unknown: str = "<unk>", **named: Any) -> PreTrainedTokenizerFast:
+    """A tokenizer that finds words by `split` and knows some of them."""
     inner = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=unknown))
     inner.pre_tokenizer = split
     return PreTrainedTokenizerFast(tokenizer_object=inner, **named)
@@ -130,6 +139,6 @@ def word_tokenizer(words: Sequence[str], split: Any, **named: Any) -> PreTrained
 def letter_tokenizer(words: Sequence[str], letter: Any = "") -> PreTrainedTokenizerFast:
     """Reads letter by letter, or what else stands for one, and writes them without spaces."""
     split = pre_tokenizers.Split(letter, "isolated")
-    made = word_tokenizer(words, split, eos_token="<eos>", pad_token="<pad>")
+    made = word_tokenizer(words, split, "<pad>", eos_token="<eos>", pad_token="<pad>")
     made.backend_tokenizer.decoder = decoders.Fuse()
     return made

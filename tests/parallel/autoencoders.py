@@ -16,9 +16,8 @@ from diffusers import (
     AutoencoderTiny,
 )
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from tests.tiny_models import kl_settings, randomized
+from tests.tiny_models import KeepPrecision, kl_settings, randomized
 
 
 def _kl(cls: type, **more: Any) -> Any:
@@ -95,15 +94,6 @@ class Vae:
                 middle = () if self.frames is None else (self.frames[name == "encode"],)
                 found.append((name, torch.randn(batch, channels, *middle, *size).to(vae.dtype)))
         return found
-
-
-class KeepPrecision(TorchFunctionMode):
-    """Leaves out the models' casts from float64 to float32, so that float64 can show that the sums are exact."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        cast = func in (Tensor.to, Tensor.float) and (args[0].dtype, output.dtype) == (torch.float64, torch.float32)
-        return args[0] if cast else output
 
 
 def result(vae: Any, name: str, value: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from diffusers import (
     ZImageTransformer2DModel,
 )
 from diffusers.models.attention_processor import SanaLinearAttnProcessor2_0
-from torch.overrides import TorchFunctionMode
+
+from tests.tiny_models import KeepPrecision
 
 
 def flux2(side: int, in_channels: int = 4, *, guidance_embeds: bool = True) -> Any:
@@ -75,19 +76,12 @@ def qwen_image_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-class KeepPrecision(SanaLinearAttnProcessor2_0):
+class _Exact(SanaLinearAttnProcessor2_0):
     """Sana's processor without its cast to float32, so that float64 can show that the sum over ranks is exact."""
 
-    def __call__(self, attn: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if hidden_states.dtype != torch.float64:
-            return super().__call__(attn, hidden_states, *args, **kwargs)
-        with _NoFloat():
-            return super().__call__(attn, hidden_states, *args, **kwargs)
-
-
-class _NoFloat(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if func is torch.Tensor.float else func(*args, **(kwargs or {}))
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with KeepPrecision():
+            return super().__call__(*args, **kwargs)
 
 
 def sana(side: int, **more: Any) -> Any:
@@ -109,7 +103,7 @@ def sana_like(kind: Any, side: int, **more: Any) -> Any:
         **more,
     )
     for block in model.transformer_blocks:
-        block.attn1.set_processor(KeepPrecision())
+        block.attn1.set_processor(_Exact())
     return model
 
 

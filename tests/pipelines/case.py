@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from partsong.samplers import generate
+
 #: The parts of a pipeline that denoise.
 DENOISERS = ("transformer", "transformer_2", "unet", "decoder", "dit")
 
@@ -93,3 +95,13 @@ def denoisers(pipe: Any) -> list[nn.Module]:
     parts = (getattr(pipe, name, None) for name in DENOISERS)
     modules = [part for part in parts if isinstance(part, nn.Module)]
     return modules or [pipe.prior]
+
+
+class Through:
+    """Stands for a pipeline under a plan: a call goes through the plan's loop."""
+
+    def __init__(self, plan: Any) -> None:
+        self.plan = plan
+
+    def __call__(self, **arguments: Any) -> Any:
+        return generate(self.plan, **arguments)

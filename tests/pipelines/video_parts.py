@@ -13,7 +13,7 @@ from diffusers import (
     AutoencoderKLLTXVideo,
 )
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import (
     CLIPImageProcessor,
@@ -31,7 +31,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from tests.tiny_models import randomized
+from tests.tiny_models import randomized, word_tokenizer
 
 
 def clip_vision(width: int = 32) -> CLIPVisionModel:
@@ -139,11 +139,8 @@ def cogvideox_autoencoder() -> AutoencoderKLCogVideoX:
 def letters() -> PreTrainedTokenizerFast:
     """A tokenizer that reads letter by letter."""
     characters = ["<pad>", "</s>", "<unk>", *map(chr, range(32, 127))]
-    tokenizer = Tokenizer(models.WordLevel({letter: n for n, letter in enumerate(characters)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=64
-    )
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return word_tokenizer(characters, pre_tokenizers.Split("", "isolated"), **names, model_max_length=64)
 
 
 _T5 = {"vocab_size": 98, "d_model": 12, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 3}
