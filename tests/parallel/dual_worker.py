@@ -218,6 +218,12 @@ def ranks(nproc: int, names: Collection[str] = NAMES) -> dict[str, Any]:
         }
 
 
+def by_heads(attn: Any, hidden: Tensor) -> list[Tensor]:
+    """Queries, keys and values of each head."""
+    mixed = (attn.norm_q(attn.to_q(hidden)), attn.norm_k(attn.to_k(hidden)), attn.to_v(hidden))
+    return [x.unflatten(2, (attn.heads, -1)).transpose(1, 2) for x in mixed]
+
+
 class _TwinAttention:
     """Wan's self-attention with keys kept before they are turned; every position is that of the frame in the video."""
 
@@ -226,14 +232,7 @@ class _TwinAttention:
 
     def __call__(self, attn: Any, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         film = self.film
-        q, k, v = (
-            x.unflatten(2, (attn.heads, -1)).transpose(1, 2)
-            for x in (
-                attn.norm_q(attn.to_q(hidden_states)),
-                attn.norm_k(attn.to_k(hidden_states)),
-                attn.to_v(hidden_states),
-            )
-        )
+        q, k, v = by_heads(attn, hidden_states)
         film.store[film.block, film.step, film.branch, self.layer] = (k, v)
         keys, values = [film.turned(k, film.block, -film.front)], [v]
         for block, step, last in ((film.block - 1, film.step, True), (film.block + 1, film.step - film.lag, False)):

@@ -16,7 +16,7 @@ from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, parallelize
 from partsong.samplers import generate, stream
-from tests.parallel.dual_worker import SIZE, STEPS, Euler, Film, call, exact
+from tests.parallel.dual_worker import SIZE, STEPS, Euler, Film, by_heads, call, exact
 from tests.parallel.dual_worker import pipeline as wan
 from tests.parallel.pipeline_worker import clean
 from tests.parallel.ranks import error, gathered
@@ -130,14 +130,7 @@ class _TwinAttention:
 
     def __call__(self, attn: Any, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         past = self.past
-        q, k, v = (
-            x.unflatten(2, (attn.heads, -1)).transpose(1, 2)
-            for x in (
-                attn.norm_q(attn.to_q(hidden_states)),
-                attn.norm_k(attn.to_k(hidden_states)),
-                attn.to_v(hidden_states),
-            )
-        )
+        q, k, v = by_heads(attn, hidden_states)
         past.store[past.block, past.step, self.layer] = (k, v)
         first = max(0, past.block - past.window)
         seen = [(k, v, 0)]

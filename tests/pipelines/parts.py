@@ -25,6 +25,12 @@ class Absent(nn.Module):
     dtype, device, image_processor = torch.float64, torch.device("cpu"), None
 
 
+def prompts(samples: int, **more: Any) -> dict[str, Any]:
+    """Prompts as embeddings, and two steps of a small picture or video."""
+    texts = {"prompt_embeds": noise(samples, 7, 12, seed=1), "negative_prompt_embeds": noise(samples, 7, 12, seed=2)}
+    return {**texts, "num_inference_steps": 2, "output_type": "latent", "height": 48, "width": 80, **more}
+
+
 def pil_picture(width: int = 80, height: int = 48, seed: int = 5, mode: str = "RGB") -> Image.Image:
     """A picture of random pixels."""
     pixels = noise(height, width, len(mode), seed=seed).sigmoid().mul(255).byte()

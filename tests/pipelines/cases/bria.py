@@ -14,7 +14,7 @@ from diffusers import (
 
 from tests.parallel.image_families_pairs import bria, fibo
 from tests.pipelines.case import Case
-from tests.pipelines.parts import Absent, pil_picture
+from tests.pipelines.parts import Absent, pil_picture, prompts
 from tests.tiny_models import kl_autoencoder, noise, randomized, wan_autoencoder
 
 
@@ -39,15 +39,7 @@ def _encoded(prompt: Any, **options: Any) -> tuple[torch.Tensor, tuple[torch.Ten
 
 
 def _call(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "guidance_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(samples, guidance_scale=3.0)
 
 
 def _spoken(samples: int) -> dict[str, Any]:

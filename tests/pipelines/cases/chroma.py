@@ -14,8 +14,8 @@ from diffusers import (
 
 from tests.parallel.image_families_pairs import chroma
 from tests.pipelines.case import Case
-from tests.pipelines.parts import half_mask, picture
-from tests.tiny_models import kl_autoencoder, noise, randomized
+from tests.pipelines.parts import half_mask, picture, prompts
+from tests.tiny_models import kl_autoencoder, randomized
 
 
 def _pipe(kind: Any) -> Any:
@@ -33,17 +33,9 @@ def _pipe(kind: Any) -> Any:
 def _prompts(samples: int) -> dict[str, Any]:
     keep = torch.ones(samples, 7, dtype=torch.float64)
     keep[-1, 5:] = 0
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "prompt_attention_mask": keep,
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "negative_prompt_attention_mask": keep.roll(1, 0),
-        "guidance_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(
+        samples, prompt_attention_mask=keep, negative_prompt_attention_mask=keep.roll(1, 0), guidance_scale=3.0
+    )
 
 
 def _from_image(samples: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from diffusers import (
 
 from tests.parallel.video_families import cogvideox, latte, mochi
 from tests.pipelines.case import Case
+from tests.pipelines.parts import prompts
 from tests.pipelines.video_parts import cogvideox_autoencoder, kept, pictures
 from tests.tiny_models import kl_autoencoder, noise, randomized
 
@@ -38,19 +39,8 @@ def _pipe(kind: Any, transformer: Any, scheduler: Any = None) -> Any:
     )
 
 
-def _prompts(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
-
-
 def _video(samples: int) -> dict[str, Any]:
-    return _prompts(samples) | {"num_frames": 9}
+    return prompts(samples) | {"num_frames": 9}
 
 
 def _mochi() -> MochiPipeline:
@@ -59,7 +49,7 @@ def _mochi() -> MochiPipeline:
 
 
 def _mochi_call(samples: int) -> dict[str, Any]:
-    return _prompts(samples) | {
+    return prompts(samples) | {
         "prompt_embeds": noise(samples, 7, 16, seed=1),
         "prompt_attention_mask": kept(samples).bool(),
         "negative_prompt_embeds": noise(samples, 7, 16, seed=2),
@@ -73,7 +63,7 @@ def _latte() -> LattePipeline:
 
 
 def _latte_call(samples: int) -> dict[str, Any]:
-    return _prompts(samples) | {"height": 48, "width": 48, "video_length": 3, "negative_prompt": None}
+    return prompts(samples) | {"height": 48, "width": 48, "video_length": 3, "negative_prompt": None}
 
 
 HERE = (
@@ -102,13 +92,13 @@ HERE = (
     Case(
         name="CogVideoXVideoToVideoPipeline",
         build=lambda: _pipe(CogVideoXVideoToVideoPipeline, _transformer()),
-        call=lambda samples: _prompts(samples) | {"video": pictures(9), "num_inference_steps": 3},
+        call=lambda samples: prompts(samples) | {"video": pictures(9), "num_inference_steps": 3},
         samples=1,
     ),
     Case(
         name="CogVideoXFunControlPipeline",
         build=lambda: _pipe(CogVideoXFunControlPipeline, _transformer(in_channels=8)),
-        call=lambda samples: _prompts(samples) | {"control_video": pictures(9)},
+        call=lambda samples: prompts(samples) | {"control_video": pictures(9)},
         samples=1,
     ),
     Case(name="MochiPipeline", build=_mochi, call=_mochi_call),

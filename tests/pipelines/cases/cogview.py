@@ -16,8 +16,8 @@ from diffusers import (
 
 from tests.parallel.image_families_pairs import cogview3, cogview4, glm_image
 from tests.pipelines.case import Case
-from tests.pipelines.parts import Absent, picture
-from tests.tiny_models import kl_autoencoder, noise, randomized
+from tests.pipelines.parts import Absent, picture, prompts
+from tests.tiny_models import kl_autoencoder, randomized
 
 
 def _pipe(kind: Any, transformer: Any, scheduler: Any = None) -> Any:
@@ -44,15 +44,7 @@ def _glm() -> Any:
 
 
 def _prompts(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "guidance_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(samples, guidance_scale=3.0)
 
 
 def _with_prior(samples: int) -> dict[str, Any]:

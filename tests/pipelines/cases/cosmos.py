@@ -22,8 +22,9 @@ from diffusers import (
 
 from tests.parallel.video_families_2026 import cosmos
 from tests.pipelines.case import Case
+from tests.pipelines.parts import prompts
 from tests.pipelines.video_parts import pictures
-from tests.tiny_models import noise, randomized, wan_autoencoder
+from tests.tiny_models import randomized, wan_autoencoder
 
 LEFT = {"Cosmos2_5_TransferPipeline": "its ControlNet needs torchvision, which is not installed here"}
 
@@ -76,24 +77,13 @@ def _edm() -> EDMEulerScheduler:
     return EDMEulerScheduler(prediction_type="epsilon", final_sigmas_type="sigma_min")
 
 
-def _prompts(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
-
-
 def _coarse(samples: int) -> dict[str, Any]:
-    prompts = {name: value.float() for name, value in _prompts(samples).items() if name.endswith("embeds")}
-    return _prompts(samples) | prompts | {"num_frames": 17}
+    texts = {name: value.float() for name, value in prompts(samples).items() if name.endswith("embeds")}
+    return prompts(samples) | texts | {"num_frames": 17}
 
 
 def _video(samples: int) -> dict[str, Any]:
-    return _prompts(samples) | {"num_frames": 9}
+    return prompts(samples) | {"num_frames": 9}
 
 
 def _from_picture(samples: int) -> dict[str, Any]:
@@ -165,7 +155,7 @@ HERE = (
     Case(
         name="Cosmos2TextToImagePipeline",
         build=lambda: _pipe(Cosmos2TextToImagePipeline, _transformer(extra_pos_embed_type=None), _flow()),
-        call=_prompts,
+        call=prompts,
     ),
     Case(
         name="Cosmos2VideoToWorldPipeline",

@@ -26,7 +26,7 @@ from diffusers import (
 from tests.parallel.families import dit, pixart
 from tests.parallel.image_families import aura_flow, hunyuan_dit, lumina2
 from tests.pipelines.case import Case
-from tests.pipelines.parts import picture
+from tests.pipelines.parts import picture, prompts
 from tests.tiny_models import kl_autoencoder, noise, randomized
 
 
@@ -84,18 +84,13 @@ def _dit() -> Any:
 def _prompts(samples: int) -> dict[str, Any]:
     keep = torch.ones(samples, 7, dtype=torch.int64)
     keep[-1, 5:] = 0
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "prompt_attention_mask": keep,
-        "negative_prompt": None,
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "negative_prompt_attention_mask": keep,
-        "guidance_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(
+        samples,
+        prompt_attention_mask=keep,
+        negative_prompt=None,
+        negative_prompt_attention_mask=keep,
+        guidance_scale=3.0,
+    )
 
 
 def _unbinned(samples: int) -> dict[str, Any]:

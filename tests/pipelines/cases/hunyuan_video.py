@@ -20,6 +20,7 @@ from diffusers import (
 from tests.parallel.video_families import hunyuan_video_like
 from tests.parallel.video_families_2026 import hunyuan_video_15
 from tests.pipelines.case import Case
+from tests.pipelines.parts import prompts
 from tests.pipelines.video_parts import (
     hunyuan_video_15_autoencoder,
     hunyuan_video_autoencoder,
@@ -42,20 +43,15 @@ def _pipe(kind: Any, transformer: Any, **more: Any) -> Any:
 
 
 def _prompts(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "prompt_attention_mask": kept(samples),
-        "pooled_prompt_embeds": noise(samples, 10, seed=3),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "negative_prompt_attention_mask": kept(samples),
-        "negative_pooled_prompt_embeds": noise(samples, 10, seed=4),
-        "true_cfg_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-        "num_frames": 9,
-    }
+    return prompts(
+        samples,
+        prompt_attention_mask=kept(samples),
+        pooled_prompt_embeds=noise(samples, 10, seed=3),
+        negative_prompt_attention_mask=kept(samples),
+        negative_pooled_prompt_embeds=noise(samples, 10, seed=4),
+        true_cfg_scale=3.0,
+        num_frames=9,
+    )
 
 
 def _from_picture(samples: int) -> dict[str, Any]:

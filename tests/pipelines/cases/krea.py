@@ -18,7 +18,7 @@ from diffusers import (
 from tests.parallel.image_families_pairs import longcat, ovis
 from tests.parallel.image_families_sequences import ernie, krea2, nucleus
 from tests.pipelines.case import Case
-from tests.pipelines.parts import Absent, coarse, pil_picture
+from tests.pipelines.parts import Absent, coarse, pil_picture, prompts
 from tests.tiny_models import flux2_autoencoder, kl_autoencoder, noise, qwen_autoencoder, randomized
 
 
@@ -58,15 +58,7 @@ def _ernie() -> Any:
 
 
 def _call(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "guidance_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(samples, guidance_scale=3.0)
 
 
 def _masked(samples: int) -> dict[str, Any]:

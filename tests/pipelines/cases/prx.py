@@ -16,7 +16,7 @@ from diffusers import (
 from tests.parallel.image_families_pairs import joy, joy_plus
 from tests.parallel.image_families_sequences import prx
 from tests.pipelines.case import Case
-from tests.pipelines.parts import Absent, coarse, pil_picture
+from tests.pipelines.parts import Absent, coarse, pil_picture, prompts
 from tests.tiny_models import kl_autoencoder, noise, randomized, wan_autoencoder
 
 
@@ -47,18 +47,13 @@ def _encoded(prompt: list[str], **options: Any) -> tuple[torch.Tensor, torch.Ten
 def _call(samples: int) -> dict[str, Any]:
     keep = torch.ones(samples, 7, dtype=torch.bool)
     keep[-1, 5:] = False
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "prompt_attention_mask": keep,
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "negative_prompt_attention_mask": keep,
-        "use_resolution_binning": False,
-        "guidance_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(
+        samples,
+        prompt_attention_mask=keep,
+        negative_prompt_attention_mask=keep,
+        use_resolution_binning=False,
+        guidance_scale=3.0,
+    )
 
 
 def _small(samples: int) -> dict[str, Any]:
@@ -66,17 +61,12 @@ def _small(samples: int) -> dict[str, Any]:
 
 
 def _edited(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "prompt_embeds_mask": torch.ones(samples, 7, dtype=torch.int64),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "negative_prompt_embeds_mask": torch.ones(samples, 7, dtype=torch.int64),
-        "guidance_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(
+        samples,
+        prompt_embeds_mask=torch.ones(samples, 7, dtype=torch.int64),
+        negative_prompt_embeds_mask=torch.ones(samples, 7, dtype=torch.int64),
+        guidance_scale=3.0,
+    )
 
 
 def _edited_from_two(samples: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from diffusers import (
 
 from tests.parallel.image_families import qwen_image
 from tests.pipelines.case import Case
-from tests.pipelines.parts import Absent, coarse, half_mask, picture, pil_picture
+from tests.pipelines.parts import Absent, coarse, half_mask, picture, pil_picture, prompts
 from tests.tiny_models import noise, qwen_autoencoder, randomized
 
 
@@ -48,17 +48,7 @@ def _editor(kind: Any, channels: int = 3, **changed: Any) -> Any:
 def _prompts(samples: int) -> dict[str, Any]:
     keep = noise(samples, 7, seed=8).abs() >= 0
     keep[-1, 5:] = False
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "prompt_embeds_mask": keep.long(),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "negative_prompt_embeds_mask": keep.long(),
-        "true_cfg_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(samples, prompt_embeds_mask=keep.long(), negative_prompt_embeds_mask=keep.long(), true_cfg_scale=3.0)
 
 
 def _from_image(samples: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from diffusers import (
 
 from tests.parallel.families import sd3
 from tests.pipelines.case import Case
-from tests.pipelines.parts import half_mask, picture
+from tests.pipelines.parts import half_mask, picture, prompts
 from tests.tiny_models import kl_autoencoder, noise, randomized
 
 #: Text and picture in two blocks that are alike.
@@ -41,17 +41,12 @@ def _control(**changed: Any) -> SD3ControlNetModel:
 
 
 def _prompts(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "pooled_prompt_embeds": noise(samples, 10, seed=3),
-        "negative_pooled_prompt_embeds": noise(samples, 10, seed=4),
-        "guidance_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(
+        samples,
+        pooled_prompt_embeds=noise(samples, 10, seed=3),
+        negative_pooled_prompt_embeds=noise(samples, 10, seed=4),
+        guidance_scale=3.0,
+    )
 
 
 def _from_image(samples: int) -> dict[str, Any]:

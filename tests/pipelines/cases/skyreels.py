@@ -15,7 +15,8 @@ from diffusers import (
 
 from tests.parallel.video_families import wan_like
 from tests.pipelines.case import Case
-from tests.pipelines.cases.wan import SEEING, prompts, unipc
+from tests.pipelines.cases.wan import SEEING, unipc
+from tests.pipelines.parts import prompts
 from tests.pipelines.video_parts import clip_vision, clip_vision_processor, pictures
 from tests.tiny_models import randomized, wan_autoencoder
 

@@ -32,6 +32,7 @@ from diffusers import (
 
 from tests.parallel.video_families_2026 import allegro, any_flow, easy_animate, helios
 from tests.pipelines.case import Case
+from tests.pipelines.parts import prompts
 from tests.pipelines.video_parts import kept, pictures
 from tests.tiny_models import noise, randomized, wan_autoencoder
 
@@ -45,20 +46,9 @@ _NO_TEXT = {"tokenizer": None, "text_encoder": None}
 _TOLERANCE = 1e-4
 
 
-def _prompts(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
-
-
 def _masked(samples: int) -> dict[str, Any]:
     masks = {"prompt_attention_mask": kept(samples), "negative_prompt_attention_mask": kept(samples, present=3)}
-    return _prompts(samples) | masks
+    return prompts(samples) | masks
 
 
 def _video(samples: int) -> dict[str, Any]:
@@ -153,7 +143,7 @@ def _helios(kind: Any, stages: int, **more: Any) -> Any:
 
 def _helios_call(samples: int) -> dict[str, Any]:
     chunks = {"num_latent_frames_per_chunk": 3, "history_sizes": [4, 2, 1], "num_frames": 18}
-    return _prompts(samples) | chunks
+    return prompts(samples) | chunks
 
 
 def _pyramid_call(samples: int) -> dict[str, Any]:
@@ -225,7 +215,7 @@ HERE = (
     Case(
         name="AnyFlowPipeline",
         build=lambda: _any_flow(AnyFlowPipeline, AnyFlowTransformer3DModel),
-        call=lambda samples: _prompts(samples) | {"num_frames": 9, "guidance_scale": 3.0},
+        call=lambda samples: prompts(samples) | {"num_frames": 9, "guidance_scale": 3.0},
     ),
     Case(
         name="AnyFlowFARPipeline",
@@ -233,6 +223,6 @@ HERE = (
         build=lambda: _any_flow(
             AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, chunk_partition=(1, 1, 1, 1), full_chunk_limit=2
         ),
-        call=lambda samples: _prompts(samples) | {"num_frames": 13, "guidance_scale": 3.0, "height": 64, "width": 96},
+        call=lambda samples: prompts(samples) | {"num_frames": 13, "guidance_scale": 3.0, "height": 64, "width": 96},
     ),
 )

@@ -21,8 +21,9 @@ from diffusers import (
 
 from tests.parallel.video_families import wan_like
 from tests.pipelines.case import Case
+from tests.pipelines.parts import prompts
 from tests.pipelines.video_parts import clip_vision, clip_vision_processor, pictures
-from tests.tiny_models import noise, randomized, wan_autoencoder
+from tests.tiny_models import randomized, wan_autoencoder
 
 
 def _transformer(kind: Any = WanTransformer3DModel, **changed: Any) -> Any:
@@ -41,18 +42,6 @@ def _pipe(kind: Any, transformer: Any, **more: Any) -> Any:
 
 def _seeing(kind: Any, transformer: Any) -> Any:
     return _pipe(kind, transformer, image_encoder=clip_vision(), image_processor=clip_vision_processor())
-
-
-def prompts(samples: int) -> dict[str, Any]:
-    """Prompts as embeddings, and the size of a small video."""
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
 
 
 def _video(samples: int) -> dict[str, Any]:
