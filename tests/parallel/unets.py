@@ -31,7 +31,7 @@ WIDTH, LEVELS = 12, 3
 JOINED_WIDTH = 32
 
 
-def _unet(**changed: Any) -> UNet2DConditionModel:
+def plain_unet(**changed: Any) -> UNet2DConditionModel:
     settings = {
         "sample_size": 16,
         "block_out_channels": (8, 16, 16),
@@ -46,7 +46,7 @@ def _unet(**changed: Any) -> UNet2DConditionModel:
 
 
 def _sdxl_unet() -> UNet2DConditionModel:
-    return _unet(
+    return plain_unet(
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
         transformer_layers_per_block=(1, 1, 2),
@@ -60,7 +60,7 @@ def _sdxl_unet() -> UNet2DConditionModel:
 
 def _ip_unet() -> UNet2DConditionModel:
     """A UNet with an IP-Adapter: its cross-attention sees two more tokens made of an image's embedding."""
-    unet = _unet()
+    unet = plain_unet()
     unet.encoder_hid_proj = MultiIPAdapterImageProjection([ImageProjection(10, WIDTH, 2)])
     unet.config["encoder_hid_dim_type"] = "ip_image_proj"
     processors: dict[str, Any] = dict(unet.attn_processors)
@@ -74,7 +74,7 @@ def _ip_unet() -> UNet2DConditionModel:
 
 def _lora_unet() -> UNet2DConditionModel:
     """A UNet with a LoRA on attention and on convolutions, also the halving ones: its low-rank part convolves too."""
-    unet = _unet()
+    unet = plain_unet()
     unet.add_adapter(
         LoraConfig(r=2, target_modules=["to_q", "to_k", "conv_in", "conv1", "downsamplers.0.conv", "upsamplers.0.conv"])
     )
@@ -92,7 +92,7 @@ def _joined_unet(**changed: Any) -> UNet2DConditionModel:
         "resnet_time_scale_shift": "scale_shift",
         "class_embed_type": "timestep",
     }
-    return _unet(**settings | changed)
+    return plain_unet(**settings | changed)
 
 
 def _hinted_unet() -> UNet2DConditionModel:
@@ -184,16 +184,17 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 UNETS = {
-    "SD": Unet(_unet),
+    "SD": Unet(plain_unet),
     "SDXL": Unet(_sdxl_unet, _sdxl_inputs),
-    "SD + ControlNet": Unet(_unet, _control_inputs),
+    "SD + ControlNet": Unet(plain_unet, _control_inputs),
     "SD + IP-Adapter": Unet(_ip_unet, _ip_inputs),
     "SD + LoRA": Unet(_lora_unet),
-    "SD upscaler": Unet(lambda: _unet(only_cross_attention=(True, False, False))),  # its finest level reads text alone
+    # Its finest level reads text alone.
+    "SD upscaler": Unet(lambda: plain_unet(only_cross_attention=(True, False, False))),
     "IF": Unet(_joined_unet, _joined_inputs, multiple=4),
     "Kandinsky": Unet(_hinted_unet, _hinted_inputs, multiple=4),
     "AnimateDiff": Unet(videos.motion, videos.with_residuals(videos.motion_inputs)),
-    "Text-to-video": Unet(videos.three_d, videos.three_d_inputs),
+    "Text-to-video": Unet(videos.three_d_lora, videos.three_d_inputs),
     "Stable Video Diffusion": Unet(videos.spatio_temporal, videos.spatio_temporal_inputs),
 }
 

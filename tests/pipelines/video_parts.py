@@ -16,7 +16,6 @@ from PIL import Image
 from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import (
-    CLIPImageProcessor,
     CLIPVisionConfig,
     CLIPVisionModel,
     PreTrainedTokenizerFast,
@@ -45,11 +44,6 @@ def clip_vision(width: int = 32) -> CLIPVisionModel:
         patch_size=8,
     )
     return randomized(CLIPVisionModel(config))
-
-
-def clip_vision_processor() -> CLIPImageProcessor:
-    """What prepares pictures for `clip_vision`."""
-    return CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
 
 
 def pictures(count: int, height: int = 48, width: int = 80) -> list[Image.Image]:

@@ -17,7 +17,8 @@ from tests.parallel.video_families import wan_like
 from tests.pipelines.case import Case
 from tests.pipelines.cases.wan import SEEING, unipc
 from tests.pipelines.parts import prompts
-from tests.pipelines.video_parts import clip_vision, clip_vision_processor, pictures
+from tests.pipelines.unet_parts import clip_pictures
+from tests.pipelines.video_parts import clip_vision, pictures
 from tests.tiny_models import randomized, wan_autoencoder
 
 
@@ -45,7 +46,7 @@ HERE = (
         name="SkyReelsV2ImageToVideoPipeline",
         build=lambda: _pipe(
             SkyReelsV2ImageToVideoPipeline,
-            {"image_encoder": clip_vision(), "image_processor": clip_vision_processor()},
+            {"image_encoder": clip_vision(), "image_processor": clip_pictures(16)},
             **SEEING,
         ),
         call=_from_picture,

@@ -22,7 +22,8 @@ from diffusers import (
 from tests.parallel.video_families import wan_like
 from tests.pipelines.case import Case
 from tests.pipelines.parts import prompts
-from tests.pipelines.video_parts import clip_vision, clip_vision_processor, pictures
+from tests.pipelines.unet_parts import clip_pictures
+from tests.pipelines.video_parts import clip_vision, pictures
 from tests.tiny_models import randomized, wan_autoencoder
 
 
@@ -41,7 +42,7 @@ def _pipe(kind: Any, transformer: Any, **more: Any) -> Any:
 
 
 def _seeing(kind: Any, transformer: Any) -> Any:
-    return _pipe(kind, transformer, image_encoder=clip_vision(), image_processor=clip_vision_processor())
+    return _pipe(kind, transformer, image_encoder=clip_vision(), image_processor=clip_pictures(16))
 
 
 def _video(samples: int) -> dict[str, Any]:
