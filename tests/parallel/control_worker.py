@@ -29,7 +29,7 @@ from tests.parallel.ranks import gathered, on_first
 from tests.pipelines.case import Case, distance
 from tests.pipelines.cases import CASES, flux, sd3, stable_diffusion
 from tests.pipelines.parts import picture
-from tests.tiny_models import noise, randomized
+from tests.tiny_models import noise
 
 STRATEGIES: dict[str, tuple[Strategy, ...]] = {
     "Ulysses": (Ulysses(),),
@@ -56,8 +56,7 @@ def _several(wrapper: Any, nets: tuple[Any, ...]) -> Any:
 
 
 def _flux_net(seed: int = 0, **changed: Any) -> FluxControlNetModel:
-    settings: Any = {**flux._SETTINGS, **changed}
-    return _shifted(randomized(FluxControlNetModel(**settings)), seed)
+    return _shifted(flux.control_net(**changed), seed)
 
 
 def _shifted(net: Any, seed: int) -> Any:

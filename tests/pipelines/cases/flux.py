@@ -30,9 +30,15 @@ from tests.tiny_models import kl_autoencoder, noise, randomized
 _CONTROLLED, _FILLED = {"in_channels": 32, "out_channels": 16}, {"in_channels": 288, "out_channels": 16}
 
 
+_SIZES = {"in_channels": 16, "num_single_layers": 1}
+
+
+def control_net(**changed: Any) -> FluxControlNetModel:
+    return randomized(flux(6, FluxControlNetModel, **_SIZES | changed))
+
+
 def _pipe(kind: Any, *, control: bool = False, **changed: Any) -> Any:
-    sizes = {"in_channels": 16, "num_single_layers": 1}
-    parts = {"controlnet": randomized(flux(6, FluxControlNetModel, **sizes))} if control else {}
+    parts = {"controlnet": control_net()} if control else {}
     return kind(
         scheduler=FlowMatchEulerDiscreteScheduler(),
         vae=kl_autoencoder(shift_factor=0.1),
@@ -40,7 +46,7 @@ def _pipe(kind: Any, *, control: bool = False, **changed: Any) -> Any:
         tokenizer=None,
         text_encoder_2=None,
         tokenizer_2=None,
-        transformer=randomized(flux(6, **sizes | changed)),
+        transformer=randomized(flux(6, **_SIZES | changed)),
         **parts,
     )
 
