@@ -28,8 +28,6 @@ from tests.tiny_models import kl_autoencoder, noise, randomized
 
 #: Channels in front of the transformer: latents alone, with those of a control image, with a masked image and its mask.
 _CONTROLLED, _FILLED = {"in_channels": 32, "out_channels": 16}, {"in_channels": 288, "out_channels": 16}
-
-
 _SIZES = {"in_channels": 16, "num_single_layers": 1}
 
 
