@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from partsong.cli import main
 from partsong.cli.eval import SUITES
 from partsong.evals.reasoning.intervals import wilson
-from tests.tiny_models import word_tokenizer
+from tests.tiny_models.text import word_tokenizer
 
 STRATEGIES = ("greedy", "self-consistency:num=3", "sequential-refinement:rounds=2")
 

@@ -20,7 +20,7 @@ from partsong.cli import main
 from partsong.cli.draw_text import Drawing, viewer
 from partsong.cli.screen import printable
 from partsong.samplers.text import Event, Step
-from tests.tiny_models import word_tokenizer
+from tests.tiny_models.text import word_tokenizer
 
 KEYS = {
     *("command", "strategy", "nproc", "seed", "seconds", "out", "ledger"),

@@ -23,7 +23,7 @@ from partsong.samplers.text import CACHES, RULES, DelayedCache, Quota, TextAdapt
 from partsong.samplers.text.model import Head
 from partsong_zoo import lists
 from partsong_zoo.lists.model import EOS, MASK, PROMPT, build_model, build_tokenizer, token_ids
-from tests.tiny_models import word_tokenizer
+from tests.tiny_models.text import word_tokenizer
 
 NAMES = [task.name for task in tasks()]
 IN_LISTS = [task.name for task in tasks("lists")]

@@ -14,7 +14,7 @@ from diffusers.modular_pipelines.stable_diffusion_3.modular_blocks_stable_diffus
 
 from tests.pipelines.case import Case
 from tests.pipelines.cases import CASES
-from tests.tiny_models import noise
+from tests.tiny_models.weights import noise
 
 
 class ThreeBranches(StableDiffusion3LoopDenoiser):

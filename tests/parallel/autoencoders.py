@@ -17,7 +17,8 @@ from diffusers import (
 )
 from torch import Tensor
 
-from tests.tiny_models import KeepPrecision, kl_settings, randomized
+from tests.tiny_models.autoencoders import kl_settings
+from tests.tiny_models.weights import KeepPrecision, randomized
 
 
 def _kl(cls: type, **more: Any) -> Any:

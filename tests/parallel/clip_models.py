@@ -20,7 +20,7 @@ from partsong import ClipParallel
 from tests.parallel import video_families as more
 from tests.parallel import video_families_2026 as newer
 from tests.parallel import video_unets as unets
-from tests.tiny_models import randomized
+from tests.tiny_models.weights import randomized
 
 #: Width of the texts; sides of a latent, and of its tokens.
 WIDTH, SIDE, GRID = 12, 6, 3

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from tests.parallel import pipelines
 from tests.parallel.clip_models import LONGEST, VIDEOS, WIDTH
-from tests.tiny_models import kl_settings, noise, randomized
+from tests.tiny_models.autoencoders import kl_settings
+from tests.tiny_models.weights import noise, randomized
 
 STEPS = 3
 

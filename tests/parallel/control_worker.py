@@ -29,7 +29,7 @@ from tests.parallel.ranks import gathered, on_first
 from tests.pipelines.case import Case, distance
 from tests.pipelines.cases import CASES, flux, sd3, stable_diffusion
 from tests.pipelines.parts import picture
-from tests.tiny_models import noise
+from tests.tiny_models.weights import noise
 
 STRATEGIES: dict[str, tuple[Strategy, ...]] = {
     "Ulysses": (Ulysses(),),

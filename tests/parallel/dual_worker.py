@@ -27,7 +27,8 @@ from tests.parallel.pipeline_worker import clean
 from tests.parallel.pipelines import embeds
 from tests.parallel.ranks import error, gathered
 from tests.parallel.video_families import wan_like
-from tests.tiny_models import randomize, wan_settings
+from tests.tiny_models.autoencoders import wan_settings
+from tests.tiny_models.weights import randomize
 
 STEPS = 4
 SIZE = (32, 48)

@@ -23,7 +23,7 @@ from tests.parallel import video_families as video
 from tests.parallel import video_families_2026 as newer
 from tests.parallel.image_families_pairs import PAIRS
 from tests.parallel.image_families_sequences import SEQUENCES
-from tests.tiny_models import randomize
+from tests.tiny_models.weights import randomize
 
 
 def dit(side: int, **changed: Any) -> Any:

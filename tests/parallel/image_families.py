@@ -16,7 +16,7 @@ from diffusers import (
 )
 from diffusers.models.attention_processor import SanaLinearAttnProcessor2_0
 
-from tests.tiny_models import KeepPrecision
+from tests.tiny_models.weights import KeepPrecision
 
 
 def flux2(side: int, in_channels: int = 4, *, guidance_embeds: bool = True) -> Any:

@@ -28,7 +28,7 @@ from diffusers import (
 from tests.parallel.families import FAMILIES, flux, sd3
 from tests.parallel.image_families import flux2
 from tests.parallel.pipelines import PIPES, Pipe, embeds, pooled_call, sized, vae
-from tests.tiny_models import randomize, randomized
+from tests.tiny_models.weights import randomize, randomized
 
 Size = tuple[int, int]
 

@@ -24,7 +24,8 @@ from tests.parallel.ranks import error, staying_connected
 from tests.parallel.ranks import gathered as _gathered
 from tests.parallel.unets import UNET_PIPES
 from tests.parallel.unets import _picture as picture
-from tests.tiny_models import kl_settings, randomized
+from tests.tiny_models.autoencoders import kl_settings
+from tests.tiny_models.weights import randomized
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 #: What a case is made of: number of ranks, autoencoder, batch and type.

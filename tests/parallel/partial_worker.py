@@ -22,7 +22,7 @@ from tests.parallel.displaced_worker import STREAMS, TIMES, Simulated, calls_of,
 from tests.parallel.families import FAMILIES, dit
 from tests.parallel.ranks import error, gathered, on_first
 from tests.parallel.rotating_twin import Rotating
-from tests.tiny_models import randomize
+from tests.tiny_models.weights import randomize
 
 SIDE = 6
 

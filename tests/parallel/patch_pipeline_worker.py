@@ -29,7 +29,7 @@ from tests.parallel.patch_models_worker import Still
 from tests.parallel.pipeline_worker import clean, footprint
 from tests.parallel.pipelines import PIPES, STEPS
 from tests.parallel.ranks import error, gathered, on_first
-from tests.tiny_models import randomize
+from tests.tiny_models.weights import randomize
 
 SIZE = (48, 80)  # 15 tokens of the picture, 9 for DiT, 7 of the text: no number of patches below divides them all
 PIPELINES = ("DiT", "PixArt", "SD3", "Flux")

@@ -22,7 +22,8 @@ from diffusers import (
 )
 
 from tests.parallel.families import FAMILIES, dit, flux
-from tests.tiny_models import kl_settings, noise, randomize, wan_settings
+from tests.tiny_models.autoencoders import kl_settings, wan_settings
+from tests.tiny_models.weights import noise, randomize
 
 STEPS = 3
 

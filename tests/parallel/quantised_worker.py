@@ -36,7 +36,7 @@ from partsong.parallel.hooks.model_hooks import sample_of
 from tests.parallel.families import FAMILIES, flux
 from tests.parallel.pipelines import PIPES, STEPS
 from tests.parallel.ranks import error, gathered
-from tests.tiny_models import randomize
+from tests.tiny_models.weights import randomize
 
 #: Only the environment of `make test-full` has it.
 ao: Any = importlib.import_module("torchao.quantization")

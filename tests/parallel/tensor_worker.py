@@ -16,7 +16,7 @@ from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.ranks.sums import sum_over, sum_sends
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error, gathered, staying_connected
-from tests.tiny_models import randomize
+from tests.tiny_models.weights import randomize
 
 SIDE, STEPS = 8, (900, 100)
 #: Two streams and one; the same with fused projections; norms over the whole width; heads that share keys.

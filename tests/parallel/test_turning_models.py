@@ -21,7 +21,7 @@ from tests.parallel.families import FAMILIES
 from tests.parallel.turning_worker import CAUSAL, TURNING
 from tests.pipelines.cases import CASES
 from tests.pipelines.video_parts import cogvideox_autoencoder, hunyuan_video_autoencoder, ltx_autoencoder
-from tests.tiny_models import noise, randomized
+from tests.tiny_models.weights import noise, randomized
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ from tests.parallel.ranks import error, gathered
 from tests.parallel.video_families import cogvideox, hunyuan_video_like, ltx, mochi
 from tests.parallel.video_families_2026 import kandinsky5
 from tests.pipelines.video_parts import cogvideox_autoencoder, hunyuan_video_autoencoder, kept, ltx_autoencoder
-from tests.tiny_models import noise, randomized
+from tests.tiny_models.weights import noise, randomized
 
 #: Sides of a video in pixels and in latents, and tokens of a frame.
 SIZE = {"height": 48, "width": 80}

@@ -24,7 +24,8 @@ from diffusers.models.embeddings import ImageProjection, MultiIPAdapterImageProj
 from peft import LoraConfig
 
 from tests.parallel import video_unets as videos
-from tests.tiny_models import kl_settings, noise, randomized
+from tests.tiny_models.autoencoders import kl_settings
+from tests.tiny_models.weights import noise, randomized
 
 WIDTH, LEVELS = 12, 3
 #: Width of a text that is normed before it joins the image: that norm has 32 groups.

@@ -23,7 +23,7 @@ from diffusers import (
 from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import Pipe, embeds, sized
 from tests.parallel.video_families import FRAMES, kept
-from tests.tiny_models import randomized
+from tests.tiny_models.weights import randomized
 
 Size = tuple[int, int]
 

@@ -17,7 +17,7 @@ from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import STEPS, Pipe
 from tests.parallel.ranks import error, gathered, staying_connected
 from tests.parallel.video_pipelines import VIDEO_PIPES
-from tests.tiny_models import randomized
+from tests.tiny_models.weights import randomized
 
 STRATEGIES: dict[str, Strategy] = {
     "Ulysses": Ulysses(),

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from tests.tiny_models import noise
+from tests.tiny_models.weights import noise
 
 
 def coarse(vae: Any) -> Any:

@@ -30,7 +30,8 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from tests.tiny_models import randomized, word_tokenizer
+from tests.tiny_models.text import word_tokenizer
+from tests.tiny_models.weights import randomized
 
 
 def clip_vision(width: int = 32) -> CLIPVisionModel:

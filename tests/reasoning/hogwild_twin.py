@@ -18,7 +18,7 @@ from partsong.reasoning import Parameters
 from partsong.reasoning.hogwild.layouts import LAYOUTS
 from partsong.reasoning.hogwild.prompts import HogwildPrompts, worker_names
 from partsong.reasoning.hogwild.workers import WorkerText
-from tests.tiny_models import causal_model, letter_tokenizer
+from tests.tiny_models.text import causal_model, letter_tokenizer
 
 EOS = 1
 #: Ends of paragraphs, a tenth of the vocabulary: a random model writes one every ten tokens.

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from partsong.kernels.keyed_draw import TokenDraw, draw
 from partsong.reasoning import Completion, Message, Parameters, Request
 from partsong.reasoning.local import LocalEngine
-from tests.tiny_models import causal_model, letter_tokenizer
+from tests.tiny_models.text import causal_model, letter_tokenizer
 
 EOS = 1
 LETTERS = "abcdefghijklmnopqrstuvwxyz .:"

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from partsong.reasoning.parscale.weights import StreamWeights
-from tests.tiny_models import causal_model
+from tests.tiny_models.text import causal_model
 
 BUILT_LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 

@@ -25,7 +25,7 @@ from partsong.reasoning.local.shared_attention import AttentionStep, Chunk, bran
 from partsong.zoo import load
 from partsong_zoo.lists.scoring import answers
 from tests.reasoning.local_models import all_of, engine, llama, request, run, tokenizer
-from tests.tiny_models import causal_model
+from tests.tiny_models.text import causal_model
 
 
 def tiny(family: str, **more: Any) -> PreTrainedModel:

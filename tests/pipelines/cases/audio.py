@@ -16,7 +16,8 @@ from diffusers.pipelines.ace_step import AceStepConditionEncoder
 from tests.parallel.video_families_2026 import longcat_audio
 from tests.pipelines.case import Case
 from tests.pipelines.video_parts import letters, qwen3_encoder, umt5_encoder
-from tests.tiny_models import noise, oobleck_autoencoder, randomized
+from tests.tiny_models.autoencoders import oobleck_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _ace_step() -> AceStepPipeline:

@@ -15,7 +15,8 @@ from diffusers import (
 from tests.parallel.image_families_pairs import bria, fibo
 from tests.pipelines.case import Case
 from tests.pipelines.parts import Absent, pil_picture, prompts
-from tests.tiny_models import kl_autoencoder, noise, randomized, wan_autoencoder
+from tests.tiny_models.autoencoders import kl_autoencoder, wan_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _bria() -> Any:

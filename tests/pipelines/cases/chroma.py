@@ -15,7 +15,8 @@ from diffusers import (
 from tests.parallel.image_families_pairs import chroma
 from tests.pipelines.case import Case
 from tests.pipelines.parts import half_mask, picture, prompts
-from tests.tiny_models import kl_autoencoder, randomized
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import randomized
 
 
 def _pipe(kind: Any) -> Any:

@@ -22,7 +22,8 @@ from tests.parallel.video_families import cogvideox, latte, mochi
 from tests.pipelines.case import Case
 from tests.pipelines.parts import prompts
 from tests.pipelines.video_parts import cogvideox_autoencoder, kept, pictures
-from tests.tiny_models import kl_autoencoder, noise, randomized
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _transformer(**changed: Any) -> CogVideoXTransformer3DModel:

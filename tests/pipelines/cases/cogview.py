@@ -17,7 +17,8 @@ from diffusers import (
 from tests.parallel.image_families_pairs import cogview3, cogview4, glm_image
 from tests.pipelines.case import Case
 from tests.pipelines.parts import Absent, picture, prompts
-from tests.tiny_models import kl_autoencoder, randomized
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import randomized
 
 
 def _pipe(kind: Any, transformer: Any, scheduler: Any = None) -> Any:

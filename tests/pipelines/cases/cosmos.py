@@ -24,7 +24,8 @@ from tests.parallel.video_families_2026 import cosmos
 from tests.pipelines.case import Case
 from tests.pipelines.parts import prompts
 from tests.pipelines.video_parts import pictures
-from tests.tiny_models import randomized, wan_autoencoder
+from tests.tiny_models.autoencoders import wan_autoencoder
+from tests.tiny_models.weights import randomized
 
 LEFT = {"Cosmos2_5_TransferPipeline": "its ControlNet needs torchvision, which is not installed here"}
 

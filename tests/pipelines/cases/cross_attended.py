@@ -27,7 +27,8 @@ from tests.parallel.families import dit, pixart
 from tests.parallel.image_families import aura_flow, hunyuan_dit, lumina2
 from tests.pipelines.case import Case
 from tests.pipelines.parts import picture, prompts
-from tests.tiny_models import kl_autoencoder, noise, randomized
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _pixart(kind: Any, **more: Any) -> Any:

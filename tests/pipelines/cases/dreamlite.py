@@ -8,7 +8,8 @@ from diffusers import DreamLiteMobilePipeline, DreamLitePipeline, DreamLiteUNetM
 
 from tests.pipelines.case import Case
 from tests.pipelines.unet_parts import clip_text, clip_tokenizer
-from tests.tiny_models import kl_autoencoder, noise, randomized
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 _TEXT, _LENGTH = 12, 500
 

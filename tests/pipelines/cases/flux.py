@@ -24,7 +24,8 @@ from diffusers import (
 from tests.parallel.families import flux
 from tests.pipelines.case import Case
 from tests.pipelines.parts import half_mask, picture
-from tests.tiny_models import kl_autoencoder, noise, randomized
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 #: Channels in front of the transformer: latents alone, with those of a control image, with a masked image and its mask.
 _CONTROLLED, _FILLED = {"in_channels": 32, "out_channels": 16}, {"in_channels": 288, "out_channels": 16}

@@ -15,7 +15,8 @@ from diffusers import (
 from tests.parallel.image_families import flux2
 from tests.pipelines.case import Case
 from tests.pipelines.parts import half_mask, picture
-from tests.tiny_models import flux2_autoencoder, noise, randomized
+from tests.tiny_models.autoencoders import flux2_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _pipe(kind: Any, *, guidance_embeds: bool = False) -> Any:

@@ -20,7 +20,8 @@ from diffusers.guiders import AdaptiveProjectedMixGuidance
 from tests.parallel.image_families_pairs import hunyuan_image
 from tests.pipelines.case import Case
 from tests.pipelines.parts import picture
-from tests.tiny_models import kl_autoencoder, noise, randomized
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _transformer(**changed: Any) -> HunyuanImageTransformer2DModel:

@@ -29,7 +29,7 @@ from tests.pipelines.video_parts import (
     siglip_vision,
     siglip_vision_processor,
 )
-from tests.tiny_models import noise, randomized
+from tests.tiny_models.weights import noise, randomized
 
 
 def _transformer(kind: Any = HunyuanVideoTransformer3DModel, **changed: Any) -> Any:

@@ -10,7 +10,7 @@ from diffusers import DDPMScheduler, Kandinsky3Img2ImgPipeline, Kandinsky3Pipeli
 from tests.pipelines.case import Case
 from tests.pipelines.cases.kandinsky import SIDE, movq
 from tests.pipelines.unet_parts import photo
-from tests.tiny_models import noise, randomized
+from tests.tiny_models.weights import noise, randomized
 
 _TEXT = 12
 

@@ -16,7 +16,8 @@ from diffusers import (
 from tests.parallel.video_families_2026 import kandinsky5
 from tests.pipelines.case import Case
 from tests.pipelines.video_parts import hunyuan_video_autoencoder, pictures
-from tests.tiny_models import kl_autoencoder, noise, randomized
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _pipe(kind: Any, vae: Any, *, given: bool) -> Any:

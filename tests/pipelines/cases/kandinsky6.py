@@ -18,7 +18,7 @@ from diffusers.models.autoencoders.mmaudio_vocoder import MMAudioVocoder
 
 from tests.pipelines.case import Case
 from tests.pipelines.video_parts import hunyuan_video_autoencoder
-from tests.tiny_models import noise, randomized
+from tests.tiny_models.weights import noise, randomized
 
 
 def _pipe(**changed: Any) -> Kandinsky6TI2VAPipeline:

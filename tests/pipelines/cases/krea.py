@@ -19,7 +19,8 @@ from tests.parallel.image_families_pairs import longcat, ovis
 from tests.parallel.image_families_sequences import ernie, krea2, nucleus
 from tests.pipelines.case import Case
 from tests.pipelines.parts import Absent, coarse, pil_picture, prompts
-from tests.tiny_models import flux2_autoencoder, kl_autoencoder, noise, qwen_autoencoder, randomized
+from tests.tiny_models.autoencoders import flux2_autoencoder, kl_autoencoder, qwen_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _krea() -> Any:

@@ -16,7 +16,7 @@ from diffusers import (
 from tests.parallel.video_families import ltx
 from tests.pipelines.case import Case
 from tests.pipelines.video_parts import kept, letters, ltx_autoencoder, pictures, t5_encoder
-from tests.tiny_models import noise, randomized
+from tests.tiny_models.weights import noise, randomized
 
 LEFT = {"LTXLatentUpsamplePipeline": "it has no denoiser: one network makes its latents larger in a single call"}
 

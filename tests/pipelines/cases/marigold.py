@@ -9,7 +9,8 @@ from diffusers import DDIMScheduler, MarigoldDepthPipeline, MarigoldIntrinsicsPi
 from tests.pipelines.case import Case
 from tests.pipelines.cases.stable_diffusion import WIDTH, unet
 from tests.pipelines.unet_parts import clip_text, clip_tokenizer
-from tests.tiny_models import kl_autoencoder, noise
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise
 
 _TARGETS = ("albedo", "roughness")
 

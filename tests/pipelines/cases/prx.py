@@ -17,7 +17,8 @@ from tests.parallel.image_families_pairs import joy, joy_plus
 from tests.parallel.image_families_sequences import prx
 from tests.pipelines.case import Case
 from tests.pipelines.parts import Absent, coarse, pil_picture, prompts
-from tests.tiny_models import kl_autoencoder, noise, randomized, wan_autoencoder
+from tests.tiny_models.autoencoders import kl_autoencoder, wan_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _latents() -> Any:

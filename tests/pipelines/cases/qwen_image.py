@@ -21,7 +21,8 @@ from diffusers import (
 from tests.parallel.image_families import qwen_image
 from tests.pipelines.case import Case
 from tests.pipelines.parts import Absent, coarse, half_mask, picture, pil_picture, prompts
-from tests.tiny_models import noise, qwen_autoencoder, randomized
+from tests.tiny_models.autoencoders import qwen_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _pipe(kind: Any, *, vae: Any = None, control: Any = None, **changed: Any) -> Any:

@@ -15,7 +15,8 @@ from diffusers import (
 
 from tests.pipelines.case import Case
 from tests.pipelines.parts import Absent
-from tests.tiny_models import noise, randomized, wan_settings
+from tests.tiny_models.autoencoders import wan_settings
+from tests.tiny_models.weights import noise, randomized
 
 
 class _Processor:

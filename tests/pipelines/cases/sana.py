@@ -24,7 +24,7 @@ from tests.parallel.image_families import sana, sana_like
 from tests.pipelines.case import Case
 from tests.pipelines.parts import picture
 from tests.pipelines.video_parts import kept, ltx2_autoencoder, pictures
-from tests.tiny_models import noise, randomized
+from tests.tiny_models.weights import noise, randomized
 
 
 def _autoencoder() -> AutoencoderDC:

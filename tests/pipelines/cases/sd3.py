@@ -19,7 +19,8 @@ from diffusers import (
 from tests.parallel.families import sd3
 from tests.pipelines.case import Case
 from tests.pipelines.parts import half_mask, picture, prompts
-from tests.tiny_models import kl_autoencoder, noise, randomized
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 #: Text and picture in two blocks that are alike.
 _SIZES = {"num_layers": 2, "dual_attention_layers": (), "qk_norm": None}

@@ -17,7 +17,8 @@ from tests.parallel.families import flux
 from tests.parallel.image_families_sequences import fibo2, ideogram4
 from tests.pipelines.case import Case
 from tests.pipelines.parts import Absent, Letters, pil_picture
-from tests.tiny_models import flux2_autoencoder, kl_autoencoder, noise, randomized
+from tests.tiny_models.autoencoders import flux2_autoencoder, kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _ideogram() -> Any:

@@ -9,7 +9,7 @@ from transformers import CLIPTextModelWithProjection, CLIPVisionModel
 
 from tests.pipelines.case import Case
 from tests.pipelines.unet_parts import clip_pictures, clip_text, clip_tokenizer, clip_vision, photo
-from tests.tiny_models import randomized
+from tests.tiny_models.weights import randomized
 
 _WIDTH = 8
 

@@ -19,7 +19,8 @@ from tests.pipelines.cases.wan import SEEING, unipc
 from tests.pipelines.parts import prompts
 from tests.pipelines.unet_parts import clip_pictures
 from tests.pipelines.video_parts import clip_vision, pictures
-from tests.tiny_models import randomized, wan_autoencoder
+from tests.tiny_models.autoencoders import wan_autoencoder
+from tests.tiny_models.weights import randomized
 
 
 def _pipe(kind: Any, more: Any = None, **changed: Any) -> Any:

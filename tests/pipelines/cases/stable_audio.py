@@ -20,7 +20,8 @@ from diffusers.pipelines.stable_audio_3 import StableAudio3DurationEmbedder
 from tests.parallel.video_families_2026 import stable_audio, stable_audio_3
 from tests.pipelines.case import Case
 from tests.pipelines.video_parts import kept
-from tests.tiny_models import noise, oobleck_autoencoder, randomized
+from tests.tiny_models.autoencoders import oobleck_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _stable_audio() -> StableAudioPipeline:

@@ -29,7 +29,8 @@ from diffusers.models.embeddings import ImageProjection, MultiIPAdapterImageProj
 
 from tests.parallel.unets import plain_unet
 from tests.pipelines.case import Case
-from tests.tiny_models import kl_autoencoder, noise, randomized
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 WIDTH = 12
 SIZE = {"height": 64, "width": 80}

@@ -9,7 +9,8 @@ from diffusers import EulerDiscreteScheduler, StableVideoDiffusionPipeline
 from tests.parallel.video_unets import spatio_temporal
 from tests.pipelines.case import Case
 from tests.pipelines.unet_parts import clip_pictures, clip_vision
-from tests.tiny_models import kl_autoencoder, noise, randomized
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 _WIDTH = 12
 

@@ -21,7 +21,8 @@ from tests.pipelines.cases import stable_diffusion
 from tests.pipelines.cases.kandinsky import movq
 from tests.pipelines.cases.stable_diffusion import WIDTH
 from tests.pipelines.unet_parts import clip_text, clip_tokenizer
-from tests.tiny_models import kl_autoencoder, noise, randomized
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 _STEPS = {"num_inference_steps": 2, "output_type": "np"}
 

@@ -34,7 +34,8 @@ from tests.parallel.video_families_2026 import allegro, any_flow, easy_animate, 
 from tests.pipelines.case import Case
 from tests.pipelines.parts import prompts
 from tests.pipelines.video_parts import kept, pictures
-from tests.tiny_models import noise, randomized, wan_autoencoder
+from tests.tiny_models.autoencoders import wan_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 LEFT = {"EasyAnimateControlPipeline": "its own call passes an argument that its encode_prompt does not take"}
 

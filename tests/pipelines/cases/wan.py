@@ -24,7 +24,8 @@ from tests.pipelines.case import Case
 from tests.pipelines.parts import prompts
 from tests.pipelines.unet_parts import clip_pictures
 from tests.pipelines.video_parts import clip_vision, pictures
-from tests.tiny_models import randomized, wan_autoencoder
+from tests.tiny_models.autoencoders import wan_autoencoder
+from tests.tiny_models.weights import randomized
 
 
 def _transformer(kind: Any = WanTransformer3DModel, **changed: Any) -> Any:

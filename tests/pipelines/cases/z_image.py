@@ -20,7 +20,8 @@ from diffusers import (
 from tests.parallel.image_families import z_image
 from tests.pipelines.case import Case
 from tests.pipelines.parts import half_mask, picture, pil_picture
-from tests.tiny_models import kl_autoencoder, noise, randomized
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _transformer(**changed: Any) -> ZImageTransformer2DModel:

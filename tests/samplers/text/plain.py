@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from tests.tiny_models import causal_model
+from tests.tiny_models.text import causal_model
 
 VOCAB, MASK = 40, 39
 
