@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers import pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from partsong.cli import main
 from partsong.cli.eval import SUITES
 from partsong.evals.reasoning.intervals import wilson
+from tests.tiny_models.text import word_tokenizer
 
 STRATEGIES = ("greedy", "self-consistency:num=3", "sequential-refinement:rounds=2")
 
@@ -30,9 +31,8 @@ def run(*args: object) -> int:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model that writes digits."""
     path = tmp_path_factory.mktemp("digits")
-    words = Tokenizer(models.WordLevel({**{str(n): n for n in range(10)}, "<unk>": 10, "<eos>": 11}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="<eos>").save_pretrained(path)
+    split = pre_tokenizers.WhitespaceSplit()
+    word_tokenizer([*"0123456789", "<unk>", "<eos>"], split, unk_token="<unk>", eos_token="<eos>").save_pretrained(path)
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = LlamaConfig(**sizes, vocab_size=12, max_position_embeddings=512, eos_token_id=11, initializer_range=0.5)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from partsong import zoo
@@ -20,6 +20,7 @@ from partsong.cli import main
 from partsong.cli.draw_text import Drawing, viewer
 from partsong.cli.screen import printable
 from partsong.samplers.text import Event, Step
+from tests.tiny_models.text import word_tokenizer
 
 KEYS = {
     *("command", "strategy", "nproc", "seed", "seconds", "out", "ledger"),
@@ -45,12 +46,11 @@ def run(*args: object) -> int:
 
 
 def tokenizer(chat: bool = False) -> PreTrainedTokenizerFast:
-    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     ends = [("<bos>", 2), ("<eos>", EOS)]  # behind a prompt the end is left out, or nothing could follow it
-    words.post_processor = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=ends)
     names = {f"{name}_token": f"<{name}>" for name in ("pad", "unk", "bos", "eos", "mask")}
-    made = PreTrainedTokenizerFast(tokenizer_object=words, **names)
+    made = word_tokenizer(WORDS, pre_tokenizers.WhitespaceSplit(), **names)
+    template: Any = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=ends)
+    made.backend_tokenizer.post_processor = template
     made.chat_template = TEMPLATE if chat else None
     return made
 

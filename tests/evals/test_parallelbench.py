@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.text.curves import SWEEPS, curve, scores, sweep
@@ -23,6 +23,7 @@ from partsong.samplers.text import CACHES, RULES, DelayedCache, Quota, TextAdapt
 from partsong.samplers.text.model import Head
 from partsong_zoo import lists
 from partsong_zoo.lists.model import EOS, MASK, PROMPT, build_model, build_tokenizer, token_ids
+from tests.tiny_models.text import word_tokenizer
 
 NAMES = [task.name for task in tasks()]
 IN_LISTS = [task.name for task in tasks("lists")]
@@ -276,9 +277,7 @@ def chat_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
         "<end>",
         *sorted({word for name in ("copy", "sudoku") for word in problems(name, 1)[0].prompt().split()}),
     ]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, eos_token="<end>")
+    return word_tokenizer(words, pre_tokenizers.WhitespaceSplit(), chat_template=template, eos_token="<end>")
 
 
 @pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.role }}: {{ m.content }} <end> {% endfor %}"])

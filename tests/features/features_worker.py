@@ -14,11 +14,10 @@ from torch import Tensor
 from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, mesh_for, parallelize
-from partsong.samplers import generate
 from tests.features.features import FEATURES, Feature
 from tests.features.groups import GROUPS
 from tests.parallel.ranks import gathered
-from tests.pipelines.case import denoisers, distance
+from tests.pipelines.case import Through, denoisers, distance
 
 #: Name of a feature, name of a group, and whether the feature comes "before" or "after" `parallelize`.
 Cell = tuple[str, str, str]
@@ -45,16 +44,6 @@ class Outcome:
     predicted: int = 0
     text: str = ""
     steps: int = 0
-
-
-class Through:
-    """Stands for a pipeline under a plan: a call goes through the plan's loop."""
-
-    def __init__(self, plan: Any) -> None:
-        self.plan = plan
-
-    def __call__(self, **arguments: Any) -> Any:
-        return generate(self.plan, **arguments)
 
 
 def outcomes(nproc: int, cells: list[Cell]) -> dict[Cell, list[Outcome]]:

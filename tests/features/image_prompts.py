@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.pipelines.case import noise
+from tests.tiny_models.weights import noise
 
 #: Tokens that an adapter makes of a picture, and numbers in what an encoder of pictures makes of one.
 TOKENS, EMBEDDED = 4, 10

@@ -12,8 +12,9 @@ from diffusers.modular_pipelines.stable_diffusion_3.modular_blocks_stable_diffus
     StableDiffusion3T2ICoreDenoiseStep,
 )
 
-from tests.pipelines.case import Case, noise
+from tests.pipelines.case import Case
 from tests.pipelines.cases import CASES
+from tests.tiny_models.weights import noise
 
 
 class ThreeBranches(StableDiffusion3LoopDenoiser):

@@ -16,21 +16,13 @@ from diffusers import (
     AutoencoderTiny,
 )
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from tests.parallel.unets import randomized
+from tests.tiny_models.autoencoders import kl_settings
+from tests.tiny_models.weights import KeepPrecision, randomized
 
 
 def _kl(cls: type, **more: Any) -> Any:
-    settings = {
-        "block_out_channels": (4, 8, 8),
-        "layers_per_block": 1,
-        "latent_channels": 4,
-        "norm_num_groups": 2,
-        "down_block_types": ("DownEncoderBlock2D",) * 3,
-        "up_block_types": ("UpDecoderBlock2D",) * 3,
-    }
-    return cls(**settings | more)
+    return cls(**kl_settings(3, block_out_channels=(4, 8, 8), **more))
 
 
 def _attentive() -> AutoencoderKL:
@@ -103,15 +95,6 @@ class Vae:
                 middle = () if self.frames is None else (self.frames[name == "encode"],)
                 found.append((name, torch.randn(batch, channels, *middle, *size).to(vae.dtype)))
         return found
-
-
-class KeepPrecision(TorchFunctionMode):
-    """Leaves out the models' casts from float64 to float32, so that float64 can show that the sums are exact."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        cast = func in (Tensor.to, Tensor.float) and (args[0].dtype, output.dtype) == (torch.float64, torch.float32)
-        return args[0] if cast else output
 
 
 def result(vae: Any, name: str, value: Tensor) -> Tensor:

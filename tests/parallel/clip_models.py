@@ -20,40 +20,29 @@ from partsong import ClipParallel
 from tests.parallel import video_families as more
 from tests.parallel import video_families_2026 as newer
 from tests.parallel import video_unets as unets
-from tests.parallel.unets import randomized
+from tests.tiny_models.weights import randomized
 
 #: Width of the texts; sides of a latent, and of its tokens.
 WIDTH, SIDE, GRID = 12, 6, 3
 #: Positions that the tiny AnimateDiff has.
 LONGEST = 12
+_TWO_LEVELS = {"sample_size": SIDE, "block_out_channels": (8, 16)}
 
 
 def _motion() -> UNetMotionModel:
-    return UNetMotionModel(
-        sample_size=SIDE,
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        down_block_types=("CrossAttnDownBlockMotion", "DownBlockMotion"),
-        up_block_types=("UpBlockMotion", "CrossAttnUpBlockMotion"),
-        cross_attention_dim=WIDTH,
-        num_attention_heads=2,
-        norm_num_groups=4,
-        motion_num_attention_heads=2,
-        motion_max_seq_length=LONGEST,
-    )
+    blocks = {
+        "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
+        "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"),
+    }
+    return unets.motion(**_TWO_LEVELS, **blocks, motion_max_seq_length=LONGEST)
 
 
 def _three_d() -> UNet3DConditionModel:
-    return UNet3DConditionModel(
-        sample_size=SIDE,
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
-        up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"),
-        cross_attention_dim=WIDTH,
-        attention_head_dim=4,
-        norm_num_groups=4,
-    )
+    blocks = {
+        "down_block_types": ("CrossAttnDownBlock3D", "DownBlock3D"),
+        "up_block_types": ("UpBlock3D", "CrossAttnUpBlock3D"),
+    }
+    return unets.three_d(**_TWO_LEVELS, **blocks)
 
 
 def _three_d_lora() -> Any:

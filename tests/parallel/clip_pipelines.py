@@ -12,19 +12,14 @@ from torch import Tensor, nn
 
 from tests.parallel import pipelines
 from tests.parallel.clip_models import LONGEST, VIDEOS, WIDTH
-from tests.parallel.unets import randomized
+from tests.tiny_models.autoencoders import kl_settings
+from tests.tiny_models.weights import noise, randomized
 
 STEPS = 3
 
 
 def _vae() -> AutoencoderKL:
-    settings: dict[str, Any] = {
-        "block_out_channels": (4, 4),
-        "down_block_types": ("DownEncoderBlock2D",) * 2,
-        "up_block_types": ("UpDecoderBlock2D",) * 2,
-    }
-    vae = AutoencoderKL(latent_channels=4, norm_num_groups=2, layers_per_block=1, **settings)
-    return randomized(vae, torch.float64)
+    return randomized(AutoencoderKL(**kl_settings(2)))
 
 
 def _scheduler() -> Any:
@@ -40,10 +35,6 @@ def _animate_diff() -> AnimateDiffPipeline:
 def _text_to_video() -> TextToVideoSDPipeline:
     missing: Any = None
     return TextToVideoSDPipeline(_vae(), missing, missing, VIDEOS["UNet3D"].model(), _scheduler())
-
-
-def _embeds(seed: int) -> Tensor:
-    return torch.randn(1, 5, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,11 @@ class VideoPipe:
     def call(self, pipe: Any) -> Tensor:
         """One generation with guidance, without a generator: the noise is that of the default one."""
         torch.manual_seed(9)
-        named = {"prompt_embeds": _embeds(1), "negative_prompt_embeds": _embeds(2), "num_inference_steps": STEPS}
+        named = {
+            "prompt_embeds": noise(1, 5, WIDTH, seed=1),
+            "negative_prompt_embeds": noise(1, 5, WIDTH, seed=2),
+            "num_inference_steps": STEPS,
+        }
         output = pipe(**named, **self.size, output_type="pt")
         return torch.as_tensor(output.frames)
 

@@ -26,9 +26,10 @@ from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from tests.parallel.ranks import gathered, on_first
-from tests.pipelines.case import Case, distance, noise, randomized
+from tests.pipelines.case import Case, distance
 from tests.pipelines.cases import CASES, flux, sd3, stable_diffusion
 from tests.pipelines.parts import picture
+from tests.tiny_models.weights import noise
 
 STRATEGIES: dict[str, tuple[Strategy, ...]] = {
     "Ulysses": (Ulysses(),),
@@ -55,8 +56,7 @@ def _several(wrapper: Any, nets: tuple[Any, ...]) -> Any:
 
 
 def _flux_net(seed: int = 0, **changed: Any) -> FluxControlNetModel:
-    settings: Any = {**flux._SETTINGS, **changed}
-    return _shifted(randomized(FluxControlNetModel(**settings)), seed)
+    return _shifted(flux.control_net(**changed), seed)
 
 
 def _shifted(net: Any, seed: int) -> Any:

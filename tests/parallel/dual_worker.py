@@ -26,6 +26,9 @@ from partsong.samplers.pipeline import stage_slots
 from tests.parallel.pipeline_worker import clean
 from tests.parallel.pipelines import embeds
 from tests.parallel.ranks import error, gathered
+from tests.parallel.video_families import wan_like
+from tests.tiny_models.autoencoders import wan_settings
+from tests.tiny_models.weights import randomize
 
 STEPS = 4
 SIZE = (32, 48)
@@ -42,37 +45,20 @@ class Euler(FlowMatchEulerDiscreteScheduler):
         return (sample + difference * model_output,)
 
 
-def pipeline(scheduler: Any = None, layers: int = 4) -> WanPipeline:
-    """A tiny Wan in float64, with a rotary table that is exact in that type."""
+def exact(kind: Any, **changed: Any) -> Any:
+    """A tiny model built like Wan in float64, with a rotary table that is exact in that type."""
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "ffn_dim": 16, "num_layers": 4, "rope_max_seq_len": 64}
     torch.manual_seed(3)
-    model = WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=2,
-        attention_head_dim=12,
-        in_channels=4,
-        out_channels=4,
-        text_dim=12,
-        freq_dim=8,
-        ffn_dim=16,
-        num_layers=layers,
-        cross_attn_norm=True,
-        qk_norm="rms_norm_across_heads",
-        rope_max_seq_len=64,
-    ).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.2)
-    model = model.double()
-    exact_rotary(model)
-    vae = AutoencoderKLWan(
-        base_dim=3,
-        z_dim=4,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-        latents_mean=[0.1] * 4,
-        latents_std=[0.9] * 4,
-    ).eval()
+    model = wan_like(kind, **sizes | changed).eval()
+    randomize(model)
+    exact_rotary(model.double())
+    return model
+
+
+def pipeline(scheduler: Any = None, layers: int = 4) -> WanPipeline:
+    """A tiny Wan."""
+    model = exact(WanTransformer3DModel, num_layers=layers)
+    vae = AutoencoderKLWan(**wan_settings(latents_mean=[0.1] * 4, latents_std=[0.9] * 4)).eval()
     return WanPipeline(None, None, vae, scheduler or Euler(shift=3.0), model)
 
 
@@ -233,6 +219,12 @@ def ranks(nproc: int, names: Collection[str] = NAMES) -> dict[str, Any]:
         }
 
 
+def by_heads(attn: Any, hidden: Tensor) -> list[Tensor]:
+    """Queries, keys and values of each head."""
+    mixed = (attn.norm_q(attn.to_q(hidden)), attn.norm_k(attn.to_k(hidden)), attn.to_v(hidden))
+    return [x.unflatten(2, (attn.heads, -1)).transpose(1, 2) for x in mixed]
+
+
 class _TwinAttention:
     """Wan's self-attention with keys kept before they are turned; every position is that of the frame in the video."""
 
@@ -241,14 +233,7 @@ class _TwinAttention:
 
     def __call__(self, attn: Any, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         film = self.film
-        q, k, v = (
-            x.unflatten(2, (attn.heads, -1)).transpose(1, 2)
-            for x in (
-                attn.norm_q(attn.to_q(hidden_states)),
-                attn.norm_k(attn.to_k(hidden_states)),
-                attn.to_v(hidden_states),
-            )
-        )
+        q, k, v = by_heads(attn, hidden_states)
         film.store[film.block, film.step, film.branch, self.layer] = (k, v)
         keys, values = [film.turned(k, film.block, -film.front)], [v]
         for block, step, last in ((film.block - 1, film.step, True), (film.block + 1, film.step - film.lag, False)):

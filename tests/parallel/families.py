@@ -23,20 +23,22 @@ from tests.parallel import video_families as video
 from tests.parallel import video_families_2026 as newer
 from tests.parallel.image_families_pairs import PAIRS
 from tests.parallel.image_families_sequences import SEQUENCES
+from tests.tiny_models.weights import randomize
 
 
-def _dit(side: int) -> Any:
-    return DiTTransformer2DModel(
-        num_attention_heads=3,
-        attention_head_dim=8,
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        sample_size=side,
-        patch_size=2,
-        num_embeds_ada_norm=10,
-        norm_num_groups=4,
-    )
+def dit(side: int, **changed: Any) -> Any:
+    settings = {
+        "num_attention_heads": 3,
+        "attention_head_dim": 8,
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_layers": 2,
+        "sample_size": side,
+        "patch_size": 2,
+        "num_embeds_ada_norm": 10,
+        "norm_num_groups": 4,
+    }
+    return DiTTransformer2DModel(**settings | changed)
 
 
 def _dit_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def _dit_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def _pixart(side: int) -> Any:
+def pixart(side: int) -> Any:
     return PixArtTransformer2DModel(
         num_attention_heads=3,
         attention_head_dim=8,
@@ -82,22 +84,23 @@ def _masked_pixart_inputs(side: int, batch: int) -> dict[str, Any]:
     return {**inputs, "attention_mask": mask}
 
 
-def _sd3(side: int) -> Any:
-    return SD3Transformer2DModel(
-        sample_size=side,
-        patch_size=2,
-        in_channels=4,
-        out_channels=4,
-        num_layers=3,
-        attention_head_dim=8,
-        num_attention_heads=3,
-        joint_attention_dim=12,
-        caption_projection_dim=24,
-        pooled_projection_dim=10,
-        pos_embed_max_size=32,
-        dual_attention_layers=(0,),
-        qk_norm="rms_norm",
-    )
+def sd3(side: int, kind: Any = SD3Transformer2DModel, **changed: Any) -> Any:
+    settings = {
+        "sample_size": side,
+        "patch_size": 2,
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_layers": 3,
+        "attention_head_dim": 8,
+        "num_attention_heads": 3,
+        "joint_attention_dim": 12,
+        "caption_projection_dim": 24,
+        "pooled_projection_dim": 10,
+        "pos_embed_max_size": 32,
+        "dual_attention_layers": (0,),
+        "qk_norm": "rms_norm",
+    }
+    return kind(**settings | changed)
 
 
 def _sd3_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -121,22 +124,23 @@ class _Router(nn.Module):
 
 
 def _experts(side: int) -> Any:
-    return ExpertMixture([_sd3(side) for _ in range(4)], _Router(), top_k=2)
+    return ExpertMixture([sd3(side) for _ in range(4)], _Router(), top_k=2)
 
 
-def _flux(side: int) -> Any:
-    return FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=4,
-        num_layers=1,
-        num_single_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=3,
-        joint_attention_dim=12,
-        pooled_projection_dim=10,
-        guidance_embeds=False,
-        axes_dims_rope=(2, 2, 4),
-    )
+def flux(side: int, kind: Any = FluxTransformer2DModel, **changed: Any) -> Any:
+    settings = {
+        "patch_size": 1,
+        "in_channels": 4,
+        "num_layers": 1,
+        "num_single_layers": 2,
+        "attention_head_dim": 8,
+        "num_attention_heads": 3,
+        "joint_attention_dim": 12,
+        "pooled_projection_dim": 10,
+        "guidance_embeds": False,
+        "axes_dims_rope": (2, 2, 4),
+    }
+    return kind(**settings | changed)
 
 
 def _flux_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -174,9 +178,7 @@ class Family:
         """The model with seeded random weights everywhere, also where the class starts with zeros."""
         torch.manual_seed(11)
         model = self.build(side).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(torch.randn_like(parameter) * 0.2)
+        randomize(model)
         return model.to(dtype)
 
     def call(self, side: int, batch: int, dtype: torch.dtype, seed: int = 5) -> dict[str, Any]:
@@ -201,11 +203,11 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 FAMILIES = {
     family.name: family
     for family in (
-        Family("DiT", _dit, _dit_inputs),
-        Family("PixArt", _pixart, _pixart_inputs),
-        Family("PixArt masked", _pixart, _masked_pixart_inputs),
-        Family("SD3", _sd3, _sd3_inputs),
-        Family("Flux", _flux, _flux_inputs, unit=1000),
+        Family("DiT", dit, _dit_inputs),
+        Family("PixArt", pixart, _pixart_inputs),
+        Family("PixArt masked", pixart, _masked_pixart_inputs),
+        Family("SD3", sd3, _sd3_inputs),
+        Family("Flux", flux, _flux_inputs, unit=1000),
         Family("Wan", video.wan, video.wan_inputs, video=True),
         Family("Flux2", more.flux2, more.flux2_inputs, unit=1000),
         Family("QwenImage", more.qwen_image, more.qwen_image_inputs, unit=1000),

@@ -15,12 +15,13 @@ from diffusers import (
     ZImageTransformer2DModel,
 )
 from diffusers.models.attention_processor import SanaLinearAttnProcessor2_0
-from torch.overrides import TorchFunctionMode
+
+from tests.tiny_models.weights import KeepPrecision
 
 
-def flux2(side: int) -> Any:
+def flux2(side: int, in_channels: int = 4, *, guidance_embeds: bool = True) -> Any:
     return Flux2Transformer2DModel(
-        in_channels=4,
+        in_channels=in_channels,
         num_layers=1,
         num_single_layers=1,
         attention_head_dim=8,
@@ -28,6 +29,7 @@ def flux2(side: int) -> Any:
         joint_attention_dim=12,
         timestep_guidance_channels=16,
         axes_dims_rope=(2, 2, 2, 2),
+        guidance_embeds=guidance_embeds,
     )
 
 
@@ -47,17 +49,18 @@ def flux2_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def qwen_image(side: int) -> Any:
-    return QwenImageTransformer2DModel(
-        patch_size=2,
-        in_channels=16,
-        out_channels=4,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=3,
-        joint_attention_dim=12,
-        axes_dims_rope=(2, 2, 4),
-    )
+def qwen_image(side: int, kind: Any = QwenImageTransformer2DModel, **changed: Any) -> Any:
+    settings = {
+        "patch_size": 2,
+        "in_channels": 16,
+        "out_channels": 4,
+        "num_layers": 2,
+        "attention_head_dim": 8,
+        "num_attention_heads": 3,
+        "joint_attention_dim": 12,
+        "axes_dims_rope": (2, 2, 4),
+    }
+    return kind(**settings | changed)
 
 
 def qwen_image_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -73,38 +76,34 @@ def qwen_image_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-class KeepPrecision(SanaLinearAttnProcessor2_0):
+class _Exact(SanaLinearAttnProcessor2_0):
     """Sana's processor without its cast to float32, so that float64 can show that the sum over ranks is exact."""
 
-    def __call__(self, attn: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if hidden_states.dtype != torch.float64:
-            return super().__call__(attn, hidden_states, *args, **kwargs)
-        with _NoFloat():
-            return super().__call__(attn, hidden_states, *args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with KeepPrecision():
+            return super().__call__(*args, **kwargs)
 
 
-class _NoFloat(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if func is torch.Tensor.float else func(*args, **(kwargs or {}))
+def sana(side: int, **more: Any) -> Any:
+    return sana_like(SanaTransformer2DModel, side, num_layers=2, qk_norm="rms_norm_across_heads", **more)
 
 
-def sana(side: int) -> Any:
-    model = SanaTransformer2DModel(
+def sana_like(kind: Any, side: int, **more: Any) -> Any:
+    model = kind(
         in_channels=4,
         out_channels=4,
         num_attention_heads=3,
         attention_head_dim=8,
-        num_layers=2,
         num_cross_attention_heads=3,
         cross_attention_head_dim=8,
         cross_attention_dim=24,
         caption_channels=12,
         mlp_ratio=2.0,
         sample_size=side,
-        qk_norm="rms_norm_across_heads",
+        **more,
     )
     for block in model.transformer_blocks:
-        block.attn1.set_processor(KeepPrecision())
+        block.attn1.set_processor(_Exact())
     return model
 
 
@@ -119,23 +118,23 @@ def sana_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def hunyuan_dit(side: int) -> Any:
+def hunyuan_dit(side: int, kind: Any = HunyuanDiT2DModel, **more: Any) -> Any:
     # It computes activations in float32 whatever its type, and torch rounds those of a vector's rest otherwise: with
     # widths of whole vectors, a batch of one is the same as a row of a batch of two to the last bit.
-    return HunyuanDiT2DModel(
+    return kind(
         num_attention_heads=3,
         attention_head_dim=32,
         in_channels=4,
         patch_size=2,
         sample_size=side,
         hidden_size=96,
-        num_layers=4,
         cross_attention_dim=12,
         cross_attention_dim_t5=16,
         pooled_projection_dim=10,
         text_len=5,
         text_len_t5=6,
         use_style_cond_and_image_meta_size=False,
+        **more or {"num_layers": 4},
     )
 
 
@@ -181,11 +180,11 @@ def lumina2_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def aura_flow(side: int) -> Any:
+def aura_flow(side: int, num_single_dit_layers: int = 2) -> Any:
     return AuraFlowTransformer2DModel(
         sample_size=side,
         num_mmdit_layers=1,
-        num_single_dit_layers=2,
+        num_single_dit_layers=num_single_dit_layers,
         attention_head_dim=8,
         num_attention_heads=3,
         joint_attention_dim=12,
@@ -202,18 +201,19 @@ def aura_flow_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def z_image(side: int) -> Any:
-    return ZImageTransformer2DModel(
-        in_channels=4,
-        dim=24,
-        n_layers=2,
-        n_refiner_layers=1,
-        n_heads=3,
-        n_kv_heads=3,
-        cap_feat_dim=12,
-        axes_dims=[2, 2, 4],
-        axes_lens=[128, 32, 32],
-    )
+def z_image(side: int, **changed: Any) -> Any:
+    settings = {
+        "in_channels": 4,
+        "dim": 24,
+        "n_layers": 2,
+        "n_refiner_layers": 1,
+        "n_heads": 3,
+        "n_kv_heads": 3,
+        "cap_feat_dim": 12,
+        "axes_dims": [2, 2, 4],
+        "axes_lens": [128, 32, 32],
+    }
+    return ZImageTransformer2DModel(**settings | changed)
 
 
 def z_image_inputs(side: int, batch: int) -> dict[str, Any]:

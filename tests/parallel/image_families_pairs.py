@@ -27,8 +27,8 @@ _FLUX_LIKE = {
     "attention_head_dim": 8,
     "num_attention_heads": 3,
     "joint_attention_dim": 12,
+    "axes_dims_rope": (2, 2, 4),
 }
-_ROPE = {"axes_dims_rope": (2, 2, 4)}
 _COGVIEW = {
     "patch_size": 2,
     "in_channels": 4,
@@ -55,10 +55,9 @@ def _flux_like_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def chroma(side: int) -> Any:
-    return ChromaTransformer2DModel(
-        **_FLUX_LIKE, **_ROPE, approximator_num_channels=8, approximator_hidden_dim=16, approximator_layers=1
-    )
+def chroma(side: int, **changed: Any) -> Any:
+    approximator = {"approximator_num_channels": 8, "approximator_hidden_dim": 16, "approximator_layers": 1}
+    return ChromaTransformer2DModel(**_FLUX_LIKE | approximator | changed)
 
 
 def chroma_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -68,8 +67,8 @@ def chroma_inputs(side: int, batch: int) -> dict[str, Any]:
     return {**named, "attention_mask": mask}
 
 
-def bria(side: int) -> Any:
-    return BriaTransformer2DModel(**_FLUX_LIKE, axes_dims_rope=(0, 4, 4))
+def bria(side: int, **changed: Any) -> Any:
+    return BriaTransformer2DModel(**_FLUX_LIKE | {"axes_dims_rope": (0, 4, 4)} | changed)
 
 
 def bria_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -77,9 +76,8 @@ def bria_inputs(side: int, batch: int) -> dict[str, Any]:
 
 
 def fibo(side: int) -> Any:
-    return BriaFiboTransformer2DModel(
-        **{**_FLUX_LIKE, "joint_attention_dim": 24}, axes_dims_rope=(0, 4, 4), text_encoder_dim=12
-    )
+    sizes = {"joint_attention_dim": 24, "axes_dims_rope": (0, 4, 4), "text_encoder_dim": 12}
+    return BriaFiboTransformer2DModel(**_FLUX_LIKE | sizes)
 
 
 def fibo_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -93,28 +91,29 @@ def fibo_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def ovis(side: int) -> Any:
-    return OvisImageTransformer2DModel(**_FLUX_LIKE, **_ROPE, out_channels=4)
+def ovis(side: int, channels: int = 4) -> Any:
+    return OvisImageTransformer2DModel(**_FLUX_LIKE | {"in_channels": channels, "out_channels": channels})
 
 
-def longcat(side: int) -> Any:
-    return LongCatImageTransformer2DModel(**_FLUX_LIKE, **_ROPE, pooled_projection_dim=10)
+def longcat(side: int, **changed: Any) -> Any:
+    return LongCatImageTransformer2DModel(**_FLUX_LIKE | changed, pooled_projection_dim=10)
 
 
-def hunyuan_image(side: int) -> Any:
-    return HunyuanImageTransformer2DModel(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=3,
-        attention_head_dim=8,
-        num_layers=1,
-        num_single_layers=1,
-        num_refiner_layers=1,
-        patch_size=(2, 2),
-        text_embed_dim=12,
-        text_embed_2_dim=10,
-        rope_axes_dim=(4, 4),
-    )
+def hunyuan_image(side: int, **changed: Any) -> Any:
+    settings = {
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_attention_heads": 3,
+        "attention_head_dim": 8,
+        "num_layers": 1,
+        "num_single_layers": 1,
+        "num_refiner_layers": 1,
+        "patch_size": (2, 2),
+        "text_embed_dim": 12,
+        "text_embed_2_dim": 10,
+        "rope_axes_dim": (4, 4),
+    }
+    return HunyuanImageTransformer2DModel(**settings | changed)
 
 
 def hunyuan_image_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -134,8 +133,8 @@ def cogview3(side: int) -> Any:
     return CogView3PlusTransformer2DModel(**_COGVIEW, pos_embed_max_size=8, sample_size=8)
 
 
-def cogview4(side: int) -> Any:
-    return CogView4Transformer2DModel(**_COGVIEW, sample_size=8, rope_axes_dim=(8, 8))
+def cogview4(side: int, **changed: Any) -> Any:
+    return CogView4Transformer2DModel(**_COGVIEW | changed, sample_size=8, rope_axes_dim=(8, 8))
 
 
 def cogview_inputs(side: int, batch: int) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from diffusers import (
 )
 
 
-def krea2(side: int) -> Any:
+def krea2(side: int, in_channels: int = 4) -> Any:
     return Krea2Transformer2DModel(
-        in_channels=4,
+        in_channels=in_channels,
         num_layers=2,
         attention_head_dim=8,
         num_attention_heads=4,
@@ -51,14 +51,14 @@ def krea2_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def ernie(side: int) -> Any:
+def ernie(side: int, channels: int = 4) -> Any:
     return ErnieImageTransformer2DModel(
         hidden_size=24,
         num_attention_heads=3,
         num_layers=2,
         ffn_hidden_size=32,
-        in_channels=4,
-        out_channels=4,
+        in_channels=channels,
+        out_channels=channels,
         text_in_dim=12,
         rope_axes_dim=(2, 2, 4),
     )
@@ -73,15 +73,15 @@ def ernie_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def ideogram4(side: int) -> Any:
+def ideogram4(side: int, in_channels: int = 4, llm_features_dim: int = 12) -> Any:
     return Ideogram4Transformer2DModel(
-        in_channels=4,
+        in_channels=in_channels,
         num_layers=2,
         attention_head_dim=8,
         num_attention_heads=3,
         intermediate_size=16,
         adaln_dim=8,
-        llm_features_dim=12,
+        llm_features_dim=llm_features_dim,
         mrope_section=(2, 1, 1),
     )
 
@@ -162,9 +162,9 @@ def omnigen_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def prx(side: int) -> Any:
+def prx(side: int, in_channels: int = 4) -> Any:
     return PRXTransformer2DModel(
-        in_channels=4, patch_size=2, context_in_dim=12, hidden_size=24, num_heads=3, depth=2, axes_dim=[4, 4]
+        in_channels=in_channels, patch_size=2, context_in_dim=12, hidden_size=24, num_heads=3, depth=2, axes_dim=[4, 4]
     )
 
 
@@ -179,10 +179,10 @@ def prx_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def nucleus(side: int) -> Any:
+def nucleus(side: int, in_channels: int = 4) -> Any:
     return NucleusMoEImageTransformer2DModel(
         patch_size=2,
-        in_channels=4,
+        in_channels=in_channels,
         out_channels=4,
         num_layers=2,
         attention_head_dim=8,

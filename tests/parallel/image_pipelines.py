@@ -10,7 +10,6 @@ from diffusers import (
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
     Flux2Pipeline,
-    Flux2Transformer2DModel,
     FluxControlNetModel,
     FluxControlNetPipeline,
     FluxImg2ImgPipeline,
@@ -26,8 +25,10 @@ from diffusers import (
     ZImagePipeline,
 )
 
-from tests.parallel.families import FAMILIES
-from tests.parallel.pipelines import PIPES, Pipe, embeds, pooled_call, randomize, sized, vae
+from tests.parallel.families import FAMILIES, flux, sd3
+from tests.parallel.image_families import flux2
+from tests.parallel.pipelines import PIPES, Pipe, embeds, pooled_call, sized, vae
+from tests.tiny_models.weights import randomize, randomized
 
 Size = tuple[int, int]
 
@@ -42,11 +43,7 @@ def _pixart_sigma(dtype: torch.dtype) -> Any:
 
 
 def _flux2(dtype: torch.dtype) -> Any:
-    model = FAMILIES["Flux2"].build(6)
-    model = Flux2Transformer2DModel(**{**model.config, "in_channels": 16}).eval()
-    torch.manual_seed(11)
-    randomize(model)
-    return Flux2Pipeline(_flow(), None, None, None, model.to(dtype))
+    return Flux2Pipeline(_flow(), None, None, None, randomized(flux2(6, in_channels=16), dtype))
 
 
 def _qwen_image(dtype: torch.dtype) -> Any:
@@ -154,29 +151,14 @@ def _again(kind: Any, name: str, **more: Any) -> Any:
 
 
 def _sd3_control(dtype: torch.dtype) -> Any:
-    config = dict(FAMILIES["SD3"].build(6).config)
-    model = SD3ControlNetModel(
-        **{key: config[key] for key in config if key in SD3ControlNetModel.__init__.__wrapped__.__code__.co_varnames}
-        | {"num_layers": 2, "dual_attention_layers": ()}
-    )
+    model = sd3(6, SD3ControlNetModel, num_layers=2, dual_attention_layers=())
     torch.manual_seed(12)
     randomize(model)
     return model.to(dtype).eval()
 
 
 def _flux_control(dtype: torch.dtype) -> Any:
-    model = FluxControlNetModel(
-        patch_size=1,
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=3,
-        joint_attention_dim=12,
-        pooled_projection_dim=10,
-        guidance_embeds=False,
-        axes_dims_rope=[2, 2, 4],
-    )
+    model = flux(6, FluxControlNetModel, in_channels=16, num_single_layers=1)
     torch.manual_seed(12)
     randomize(model)
     return model.to(dtype).eval()

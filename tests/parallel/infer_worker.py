@@ -15,6 +15,7 @@ from partsong import DataParallel, Ring, ShardedWeights, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from tests.parallel.ranks import error, gathered, staying_connected
+from tests.parallel.video_families import ltx
 
 WIDTH = 24
 
@@ -124,15 +125,7 @@ class Unlisted(LTXVideoTransformer3DModel):
 
 
 def _ltx() -> nn.Module:
-    return Unlisted(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=3,
-        attention_head_dim=8,
-        cross_attention_dim=24,
-        num_layers=2,
-        caption_channels=12,
-    )
+    return ltx(6, Unlisted, norm_elementwise_affine=False)
 
 
 def _patched(seed: int) -> dict[str, Any]:

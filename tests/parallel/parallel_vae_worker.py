@@ -22,8 +22,10 @@ from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import PIPES
 from tests.parallel.ranks import error, staying_connected
 from tests.parallel.ranks import gathered as _gathered
-from tests.parallel.unets import UNET_PIPES, randomized
+from tests.parallel.unets import UNET_PIPES
 from tests.parallel.unets import _picture as picture
+from tests.tiny_models.autoencoders import kl_settings
+from tests.tiny_models.weights import randomized
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 #: What a case is made of: number of ranks, autoencoder, batch and type.
@@ -218,13 +220,7 @@ class Largest(TorchDispatchMode):
 
 def largest(nproc: int) -> dict[str, tuple[int, int]]:
     """The largest tensor of a decoding and an encoding, whole and on each rank."""
-    vae = AutoencoderKL(
-        block_out_channels=(32, 16, 8),
-        layers_per_block=1,
-        norm_num_groups=2,
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-    ).eval()
+    vae = AutoencoderKL(**kl_settings(3, block_out_channels=(32, 16, 8))).eval()
     found = {}
     torch.manual_seed(5)
     with Mesh(data=nproc) as mesh:

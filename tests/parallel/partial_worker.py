@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers import DiTTransformer2DModel
 from diffusers.utils import logging
 from torch import Tensor
 
@@ -20,9 +19,10 @@ from partsong.parallel.exchange.partial_patch import PartialStage
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.shards import split_sizes
 from tests.parallel.displaced_worker import STREAMS, TIMES, Simulated, calls_of, simulate
-from tests.parallel.families import FAMILIES
+from tests.parallel.families import FAMILIES, dit
 from tests.parallel.ranks import error, gathered, on_first
 from tests.parallel.rotating_twin import Rotating
+from tests.tiny_models.weights import randomize
 
 SIDE = 6
 
@@ -61,19 +61,8 @@ def _model(family: str) -> Any:
     if family != "one head":
         return FAMILIES[family].model(SIDE, torch.float64)
     torch.manual_seed(3)
-    model: Any = DiTTransformer2DModel(
-        num_attention_heads=1,
-        attention_head_dim=8,
-        in_channels=4,
-        num_layers=2,
-        sample_size=SIDE,
-        patch_size=2,
-        num_embeds_ada_norm=10,
-        norm_num_groups=4,
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.5)
+    model = dit(SIDE, num_attention_heads=1)
+    randomize(model, 0.5)
     return model.eval().to(torch.float64)
 
 

@@ -29,6 +29,7 @@ from tests.parallel.patch_models_worker import Still
 from tests.parallel.pipeline_worker import clean, footprint
 from tests.parallel.pipelines import PIPES, STEPS
 from tests.parallel.ranks import error, gathered, on_first
+from tests.tiny_models.weights import randomize
 
 SIZE = (48, 80)  # 15 tokens of the picture, 9 for DiT, 7 of the text: no number of patches below divides them all
 PIPELINES = ("DiT", "PixArt", "SD3", "Flux")
@@ -50,9 +51,7 @@ def deep(name: str) -> Any:
         if key in model.config:
             model = type(model)(**{**model.config, key: count})
     torch.manual_seed(11)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.2)
+    randomize(model)
     pipe.transformer = model.double().eval()
     return pipe
 

@@ -15,60 +15,29 @@ from diffusers import (
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
-    FluxTransformer2DModel,
     PixArtAlphaPipeline,
     StableDiffusion3Pipeline,
     UniPCMultistepScheduler,
     WanPipeline,
 )
 
-from tests.parallel.families import FAMILIES
+from tests.parallel.families import FAMILIES, dit, flux
+from tests.tiny_models.autoencoders import kl_settings, wan_settings
+from tests.tiny_models.weights import noise, randomize
 
 STEPS = 3
 
 
 def vae(dtype: torch.dtype) -> AutoencoderKL:
     torch.manual_seed(3)
-    blocks = 4
-    return (
-        AutoencoderKL(
-            block_out_channels=(4,) * blocks,
-            latent_channels=4,
-            norm_num_groups=2,
-            layers_per_block=1,
-            down_block_types=("DownEncoderBlock2D",) * blocks,
-            up_block_types=("UpDecoderBlock2D",) * blocks,
-            shift_factor=0.1,
-        )
-        .to(dtype)
-        .eval()
-    )
-
-
-def _wan_vae() -> AutoencoderKLWan:
-    return AutoencoderKLWan(
-        base_dim=3,
-        z_dim=4,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-        latents_mean=[0.0] * 4,
-        latents_std=[1.0] * 4,
-    )
+    return AutoencoderKL(**kl_settings(shift_factor=0.1)).to(dtype).eval()
 
 
 def _dit(dtype: torch.dtype) -> DiTPipeline:
-    model = FAMILIES["DiT"].build(6).eval()
     torch.manual_seed(11)
-    model = type(model)(**{**model.config, "num_embeds_ada_norm": 1000}).eval()
+    model = dit(6, num_embeds_ada_norm=1000).eval()
     randomize(model)
     return DiTPipeline(model.to(dtype), vae(dtype), DDIMScheduler())
-
-
-def randomize(model: Any) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.2)
 
 
 def _pixart(dtype: torch.dtype) -> PixArtAlphaPipeline:
@@ -85,18 +54,7 @@ def _sd3(dtype: torch.dtype) -> StableDiffusion3Pipeline:
 
 def _flux(dtype: torch.dtype) -> FluxPipeline:
     torch.manual_seed(11)
-    model = FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=3,
-        joint_attention_dim=12,
-        pooled_projection_dim=10,
-        guidance_embeds=False,
-        axes_dims_rope=(2, 2, 4),
-    ).eval()
+    model = flux(6, in_channels=16, num_single_layers=1).eval()
     randomize(model)
     return FluxPipeline(FlowMatchEulerDiscreteScheduler(), vae(dtype), None, None, None, None, model.to(dtype))
 
@@ -104,15 +62,11 @@ def _flux(dtype: torch.dtype) -> FluxPipeline:
 def _wan(dtype: torch.dtype) -> WanPipeline:
     model = FAMILIES["Wan"].model(6, dtype)
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
-    return WanPipeline(None, None, _wan_vae(), scheduler, model)
+    return WanPipeline(None, None, AutoencoderKLWan(**wan_settings()), scheduler, model)
 
 
 def embeds(batch: int, dtype: torch.dtype, length: int = 7, seed: int = 1) -> torch.Tensor:
-    return torch.randn(batch, length, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def _pooled(batch: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    return torch.randn(batch, 10, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return noise(batch, length, 12, seed=seed, dtype=dtype)
 
 
 def _dit_call(batch: int, dtype: torch.dtype, size: tuple[int, int]) -> dict[str, Any]:
@@ -147,8 +101,8 @@ def pooled_call(batch: int, dtype: torch.dtype) -> dict[str, Any]:
     return {
         "prompt_embeds": embeds(batch, dtype),
         "negative_prompt_embeds": embeds(batch, dtype, seed=2),
-        "pooled_prompt_embeds": _pooled(batch, dtype, 3),
-        "negative_pooled_prompt_embeds": _pooled(batch, dtype, 4),
+        "pooled_prompt_embeds": noise(batch, 10, seed=3, dtype=dtype),
+        "negative_pooled_prompt_embeds": noise(batch, 10, seed=4, dtype=dtype),
     }
 
 

@@ -33,9 +33,10 @@ from partsong import (
 from partsong.errors import PartsongError
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.model_hooks import sample_of
-from tests.parallel.families import FAMILIES
-from tests.parallel.pipelines import PIPES, STEPS, randomize
+from tests.parallel.families import FAMILIES, flux
+from tests.parallel.pipelines import PIPES, STEPS
 from tests.parallel.ranks import error, gathered
+from tests.tiny_models.weights import randomize
 
 #: Only the environment of `make test-full` has it.
 ao: Any = importlib.import_module("torchao.quantization")
@@ -85,18 +86,7 @@ def outcome(run: Callable[[], torch.Tensor], want: torch.Tensor) -> float | str:
 
 def gguf_model() -> nn.Module:
     """A tiny Flux whose linear layers are as wide as blocks of GGUF, written to a file and read by diffusers."""
-    model = FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=4,
-        num_layers=1,
-        num_single_layers=2,
-        attention_head_dim=32,
-        num_attention_heads=2,
-        joint_attention_dim=12,
-        pooled_projection_dim=10,
-        guidance_embeds=False,
-        axes_dims_rope=(8, 12, 12),
-    )
+    model = flux(6, attention_head_dim=32, num_attention_heads=2, axes_dims_rope=(8, 12, 12))
     randomize(model)
     with tempfile.TemporaryDirectory() as folder:
         model.save_config(folder)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers import DiTTransformer2DModel
 from diffusers.utils import logging
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -33,7 +32,7 @@ from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.model_hooks import sample_of
 from tests.parallel.autoencoders import VAES, result
-from tests.parallel.families import FAMILIES
+from tests.parallel.families import FAMILIES, dit
 from tests.parallel.ranks import error, gathered, staying_connected
 from tests.parallel.unets import UNETS
 
@@ -180,14 +179,7 @@ def slowed(nproc: int, times: int) -> list[dict[str, Any]]:
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = DiTTransformer2DModel(
-        num_attention_heads=6,
-        attention_head_dim=32,
-        in_channels=4,
-        num_layers=2,
-        sample_size=32,
-        num_embeds_ada_norm=10,
-    ).eval()
+    model = dit(32, num_attention_heads=6, attention_head_dim=32).eval()
     named = {
         "hidden_states": torch.randn(1, 4, 32, 32),
         "timestep": torch.tensor([9]),

@@ -16,6 +16,7 @@ from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.ranks.sums import sum_over, sum_sends
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error, gathered, staying_connected
+from tests.tiny_models.weights import randomize
 
 SIDE, STEPS = 8, (900, 100)
 #: Two streams and one; the same with fused projections; norms over the whole width; heads that share keys.
@@ -41,9 +42,7 @@ def build(name: str, heads: int = 4) -> Any:
         config |= {"caption_projection_dim": heads * config["attention_head_dim"]}
     torch.manual_seed(11)
     model = type(kind).from_config(config).eval().to(torch.float64)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.2)
+    randomize(model)
     if name.endswith("fused"):
         model.fuse_qkv_projections()
     return model

@@ -19,9 +19,9 @@ from tests import covering
 from tests.parallel import turning_worker
 from tests.parallel.families import FAMILIES
 from tests.parallel.turning_worker import CAUSAL, TURNING
-from tests.pipelines.case import noise, randomized
 from tests.pipelines.cases import CASES
 from tests.pipelines.video_parts import cogvideox_autoencoder, hunyuan_video_autoencoder, ltx_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 from partsong import DisplacedPatch, PartialPatch
@@ -18,6 +17,7 @@ from partsong.parallel.ranks.launch import launch
 from tests import covering
 from tests.covering import chosen
 from tests.parallel import unet_worker
+from tests.parallel.real_sizes_unets import SDXL
 from tests.parallel.unet_worker import LAYERS, Case, PipeCase
 
 TOLERANCE = {"float64": 1e-10, "float32": 5e-6}
@@ -221,25 +221,6 @@ def scaled_down() -> dict[tuple[str, str], tuple[list[int], list[int]]]:
     return launch(unet_worker.scaled_down, FEW, FEW)
 
 
-def sdxl() -> UNet2DConditionModel:
-    """The configuration of Stable Diffusion XL, without weights."""
-    with torch.device("meta"):
-        model = UNet2DConditionModel(
-            sample_size=128,
-            block_out_channels=(320, 640, 1280),
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-            transformer_layers_per_block=(1, 2, 10),
-            attention_head_dim=(5, 10, 20),
-            cross_attention_dim=2048,
-            use_linear_projection=True,
-            addition_embed_type="text_time",
-            addition_time_embed_dim=256,
-            projection_class_embeddings_input_dim=2816,
-        )
-    return model.half().eval()
-
-
 def test_bytes_of_sdxl_on_eight_patches() -> None:
     half = {"dtype": torch.float16, "device": "meta"}
     named = {
@@ -248,7 +229,7 @@ def test_bytes_of_sdxl_on_eight_patches() -> None:
         "encoder_hidden_states": torch.empty(1, 77, 2048, **half),
         "added_cond_kwargs": {"text_embeds": torch.empty(1, 1280, **half), "time_ids": torch.empty(1, 6, **half)},
     }
-    model = sdxl()
+    model = SDXL.build().half()
     displaced = predict(model, DisplacedPatch(), ranks=8, **named).bytes_per_step
     partial = predict(model, PartialPatch(portion=0.3), ranks=8, **named).bytes_per_step
     assert 370e6 < max(displaced) <= 375e6

@@ -27,9 +27,8 @@ from torch import Tensor
 from partsong import CfgParallel, DataParallel, DraftedSteps, Ring, TimeParallel, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
-from partsong.samplers import generate
 from tests.parallel.ranks import gathered, on_first
-from tests.pipelines.case import Case, distance
+from tests.pipelines.case import Case, Through, distance
 from tests.pipelines.cases import CASES
 
 _SETTINGS: dict[str, Any] = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
@@ -57,16 +56,6 @@ SCHEDULERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "DDIM that clips": (DDIMScheduler(**_SETTINGS, clip_sample=True), {}),
     "DDIM with thresholds": (DDIMScheduler(**_SETTINGS, thresholding=True), {}),
 }
-
-
-class Through:
-    """Stands for a pipeline under a plan: a call goes through the plan's loop."""
-
-    def __init__(self, plan: Any) -> None:
-        self.plan = plan
-
-    def __call__(self, **arguments: Any) -> Any:
-        return generate(self.plan, **arguments)
 
 
 def solved(

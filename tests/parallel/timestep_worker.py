@@ -16,7 +16,7 @@ from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, parallelize
 from partsong.samplers import generate, stream
-from tests.parallel.dual_worker import SIZE, STEPS, Euler, Film, call, exact_rotary
+from tests.parallel.dual_worker import SIZE, STEPS, Euler, Film, by_heads, call, exact
 from tests.parallel.dual_worker import pipeline as wan
 from tests.parallel.pipeline_worker import clean
 from tests.parallel.ranks import error, gathered
@@ -28,27 +28,7 @@ NAMES = ("window", "guided", "noisy")
 
 def pipeline(scheduler: Any = None, block: int = 2) -> SkyReelsV2Pipeline:
     """A tiny causal model in float64."""
-    torch.manual_seed(3)
-    model = SkyReelsV2Transformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=2,
-        attention_head_dim=12,
-        in_channels=4,
-        out_channels=4,
-        text_dim=12,
-        freq_dim=8,
-        ffn_dim=16,
-        num_layers=4,
-        cross_attn_norm=True,
-        qk_norm="rms_norm_across_heads",
-        rope_max_seq_len=64,
-        num_frame_per_block=block,
-    ).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.2)
-    model = model.double()
-    exact_rotary(model)
+    model = exact(SkyReelsV2Transformer3DModel, num_frame_per_block=block)
     return SkyReelsV2Pipeline(None, None, model, wan().vae, scheduler or Euler(shift=3.0))
 
 
@@ -150,14 +130,7 @@ class _TwinAttention:
 
     def __call__(self, attn: Any, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         past = self.past
-        q, k, v = (
-            x.unflatten(2, (attn.heads, -1)).transpose(1, 2)
-            for x in (
-                attn.norm_q(attn.to_q(hidden_states)),
-                attn.norm_k(attn.to_k(hidden_states)),
-                attn.to_v(hidden_states),
-            )
-        )
+        q, k, v = by_heads(attn, hidden_states)
         past.store[past.block, past.step, self.layer] = (k, v)
         first = max(0, past.block - past.window)
         seen = [(k, v, 0)]

@@ -18,15 +18,10 @@ import torch
 import torch.nn.functional as F
 from diffusers import (
     CogVideoXPipeline,
-    CogVideoXTransformer3DModel,
     HunyuanVideoPipeline,
-    HunyuanVideoTransformer3DModel,
     Kandinsky5T2VPipeline,
-    Kandinsky5Transformer3DModel,
     LTXPipeline,
-    LTXVideoTransformer3DModel,
     MochiPipeline,
-    MochiTransformer3DModel,
 )
 from diffusers.models import embeddings
 from diffusers.models.transformers import transformer_hunyuan_video, transformer_mochi
@@ -39,12 +34,13 @@ from partsong.parallel import Mesh, parallelize
 from partsong.samplers import generate, stream
 from tests.parallel.dual_worker import Euler
 from tests.parallel.ranks import error, gathered
-from tests.pipelines.case import noise, randomized
+from tests.parallel.video_families import cogvideox, hunyuan_video_like, ltx, mochi
+from tests.parallel.video_families_2026 import kandinsky5
 from tests.pipelines.video_parts import cogvideox_autoencoder, hunyuan_video_autoencoder, kept, ltx_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 #: Sides of a video in pixels and in latents, and tokens of a frame.
 SIZE = {"height": 48, "width": 80}
-_JOINT: dict[str, Any] = {"num_attention_heads": 3, "in_channels": 4, "out_channels": 4, "text_embed_dim": 12}
 
 
 class Still(Euler):
@@ -73,80 +69,33 @@ class Moving(Still):
 
 
 def _ltx(layers: int, scheduler: Any) -> Any:
-    transformer = LTXVideoTransformer3DModel(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=3,
-        attention_head_dim=10,
-        cross_attention_dim=30,
-        num_layers=layers,
-        caption_channels=12,
+    transformer = ltx(
+        6, attention_head_dim=10, cross_attention_dim=30, num_layers=layers, norm_elementwise_affine=False
     )
     kind: Any = LTXPipeline  # the parts that are missing encode prompts
     return kind(scheduler, ltx_autoencoder(), None, None, randomized(transformer))
 
 
 def _cogvideox(layers: int, scheduler: Any) -> Any:
-    transformer = CogVideoXTransformer3DModel(
-        **_JOINT,
-        attention_head_dim=16,
-        time_embed_dim=8,
-        num_layers=layers,
-        sample_width=10,
-        sample_height=6,
-        sample_frames=9,
-        max_text_seq_length=7,
-        use_rotary_positional_embeddings=True,
-    )
+    transformer = cogvideox(6, num_layers=layers, sample_width=10, use_rotary_positional_embeddings=True)
     kind: Any = CogVideoXPipeline
     return kind(None, None, cogvideox_autoencoder(), randomized(transformer), scheduler)
 
 
 def _hunyuan_video(layers: int, scheduler: Any) -> Any:
-    transformer = HunyuanVideoTransformer3DModel(
-        **_JOINT,
-        attention_head_dim=8,
-        num_layers=1,
-        num_single_layers=layers - 1,
-        num_refiner_layers=1,
-        mlp_ratio=2.0,
-        pooled_projection_dim=10,
-        guidance_embeds=False,
-        rope_axes_dim=(4, 2, 2),
-    )
+    transformer = hunyuan_video_like(num_single_layers=layers - 1, guidance_embeds=False)
     kind: Any = HunyuanVideoPipeline
     return kind(None, None, randomized(transformer), hunyuan_video_autoencoder(), scheduler, None, None)
 
 
 def _mochi(layers: int, scheduler: Any) -> Any:
-    transformer = MochiTransformer3DModel(
-        num_attention_heads=3,
-        attention_head_dim=8,
-        in_channels=4,
-        out_channels=4,
-        num_layers=layers,
-        pooled_projection_dim=12,
-        text_embed_dim=16,
-        time_embed_dim=8,
-    )
+    transformer = mochi(6, num_layers=layers)
     kind: Any = MochiPipeline
     return kind(scheduler, None, None, None, randomized(transformer))
 
 
 def _kandinsky(layers: int, scheduler: Any) -> Any:
-    transformer = Kandinsky5Transformer3DModel(
-        in_visual_dim=4,
-        out_visual_dim=4,
-        in_text_dim=12,
-        in_text_dim2=10,
-        time_dim=8,
-        model_dim=24,
-        ff_dim=32,
-        num_text_blocks=1,
-        num_visual_blocks=layers,
-        axes_dims=(4, 2, 2),
-        visual_cond=True,
-    )
+    transformer = kandinsky5(layers)
     kind: Any = Kandinsky5T2VPipeline
     parts = {"transformer": randomized(transformer), "vae": hunyuan_video_autoencoder(), "scheduler": scheduler}
     names = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")

@@ -24,22 +24,15 @@ from diffusers.models.embeddings import ImageProjection, MultiIPAdapterImageProj
 from peft import LoraConfig
 
 from tests.parallel import video_unets as videos
+from tests.tiny_models.autoencoders import kl_settings
+from tests.tiny_models.weights import noise, randomized
 
 WIDTH, LEVELS = 12, 3
 #: Width of a text that is normed before it joins the image: that norm has 32 groups.
 JOINED_WIDTH = 32
 
 
-def randomized(model: Any, dtype: torch.dtype) -> Any:
-    """Seeded random weights everywhere, also where the class starts with zeros."""
-    torch.manual_seed(11)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.2)
-    return model.eval().to(dtype)
-
-
-def _unet(**changed: Any) -> UNet2DConditionModel:
+def plain_unet(**changed: Any) -> UNet2DConditionModel:
     settings = {
         "sample_size": 16,
         "block_out_channels": (8, 16, 16),
@@ -54,7 +47,7 @@ def _unet(**changed: Any) -> UNet2DConditionModel:
 
 
 def _sdxl_unet() -> UNet2DConditionModel:
-    return _unet(
+    return plain_unet(
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
         transformer_layers_per_block=(1, 1, 2),
@@ -68,7 +61,7 @@ def _sdxl_unet() -> UNet2DConditionModel:
 
 def _ip_unet() -> UNet2DConditionModel:
     """A UNet with an IP-Adapter: its cross-attention sees two more tokens made of an image's embedding."""
-    unet = _unet()
+    unet = plain_unet()
     unet.encoder_hid_proj = MultiIPAdapterImageProjection([ImageProjection(10, WIDTH, 2)])
     unet.config["encoder_hid_dim_type"] = "ip_image_proj"
     processors: dict[str, Any] = dict(unet.attn_processors)
@@ -82,7 +75,7 @@ def _ip_unet() -> UNet2DConditionModel:
 
 def _lora_unet() -> UNet2DConditionModel:
     """A UNet with a LoRA on attention and on convolutions, also the halving ones: its low-rank part convolves too."""
-    unet = _unet()
+    unet = plain_unet()
     unet.add_adapter(
         LoraConfig(r=2, target_modules=["to_q", "to_k", "conv_in", "conv1", "downsamplers.0.conv", "upsamplers.0.conv"])
     )
@@ -100,7 +93,7 @@ def _joined_unet(**changed: Any) -> UNet2DConditionModel:
         "resnet_time_scale_shift": "scale_shift",
         "class_embed_type": "timestep",
     }
-    return _unet(**settings | changed)
+    return plain_unet(**settings | changed)
 
 
 def _hinted_unet() -> UNet2DConditionModel:
@@ -192,31 +185,23 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 UNETS = {
-    "SD": Unet(_unet),
+    "SD": Unet(plain_unet),
     "SDXL": Unet(_sdxl_unet, _sdxl_inputs),
-    "SD + ControlNet": Unet(_unet, _control_inputs),
+    "SD + ControlNet": Unet(plain_unet, _control_inputs),
     "SD + IP-Adapter": Unet(_ip_unet, _ip_inputs),
     "SD + LoRA": Unet(_lora_unet),
-    "SD upscaler": Unet(lambda: _unet(only_cross_attention=(True, False, False))),  # its finest level reads text alone
+    # Its finest level reads text alone.
+    "SD upscaler": Unet(lambda: plain_unet(only_cross_attention=(True, False, False))),
     "IF": Unet(_joined_unet, _joined_inputs, multiple=4),
     "Kandinsky": Unet(_hinted_unet, _hinted_inputs, multiple=4),
     "AnimateDiff": Unet(videos.motion, videos.with_residuals(videos.motion_inputs)),
-    "Text-to-video": Unet(videos.three_d, videos.three_d_inputs),
+    "Text-to-video": Unet(videos.three_d_lora, videos.three_d_inputs),
     "Stable Video Diffusion": Unet(videos.spatio_temporal, videos.spatio_temporal_inputs),
 }
 
 
 def _vae(dtype: torch.dtype) -> AutoencoderKL:
-    blocks = 3
-    vae = AutoencoderKL(
-        block_out_channels=(4,) * blocks,
-        latent_channels=4,
-        norm_num_groups=2,
-        layers_per_block=1,
-        down_block_types=("DownEncoderBlock2D",) * blocks,
-        up_block_types=("UpDecoderBlock2D",) * blocks,
-    )
-    return randomized(vae, dtype)
+    return randomized(AutoencoderKL(**kl_settings(3)), dtype)
 
 
 def _plain(kind: Any, dtype: torch.dtype, unet: Any, **more: Any) -> Any:
@@ -245,12 +230,8 @@ def _control(dtype: torch.dtype) -> Any:
     return _plain(StableDiffusionControlNetPipeline, dtype, unet, controlnet=randomized(control, dtype))
 
 
-def _noise(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
 def _picture(channels: int, size: tuple[int, int], dtype: torch.dtype, seed: int = 7) -> torch.Tensor:
-    return _noise(1, channels, *size, seed=seed, dtype=dtype).sigmoid()
+    return noise(1, channels, *size, seed=seed, dtype=dtype).sigmoid()
 
 
 @dataclass(frozen=True)
@@ -269,16 +250,16 @@ class UnetPipe:
         """One generation with guidance, ``return_dict`` left at its default."""
         dtype = pipe.unet.dtype
         named = {
-            "prompt_embeds": _noise(batch, 5, WIDTH, seed=1, dtype=dtype),
-            "negative_prompt_embeds": _noise(batch, 5, WIDTH, seed=2, dtype=dtype),
+            "prompt_embeds": noise(batch, 5, WIDTH, seed=1, dtype=dtype),
+            "negative_prompt_embeds": noise(batch, 5, WIDTH, seed=2, dtype=dtype),
             "num_inference_steps": steps,
             "generator": torch.Generator().manual_seed(9),
             "output_type": "pt",
             **self.more(size, dtype),
         }
         if isinstance(pipe, StableDiffusionXLPipeline):
-            named["pooled_prompt_embeds"] = _noise(batch, 10, seed=3, dtype=dtype)
-            named["negative_pooled_prompt_embeds"] = _noise(batch, 10, seed=4, dtype=dtype)
+            named["pooled_prompt_embeds"] = noise(batch, 10, seed=3, dtype=dtype)
+            named["negative_pooled_prompt_embeds"] = noise(batch, 10, seed=4, dtype=dtype)
         if "image" not in named or "mask_image" in named:
             named |= {"height": size[0], "width": size[1]}
         return torch.as_tensor(next(iter(pipe(**named).values())))

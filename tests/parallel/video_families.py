@@ -32,20 +32,20 @@ def kept(batch: int) -> torch.Tensor:
     return mask
 
 
-def wan_like(kind: Any, **more: Any) -> Any:
-    return kind(
-        patch_size=(1, 2, 2),
+def wan_like(kind: Any, **changed: Any) -> Any:
+    settings = {
+        "patch_size": (1, 2, 2),
         **HEADS,
         **CHANNELS,
-        text_dim=12,
-        freq_dim=8,
-        ffn_dim=32,
-        num_layers=2,
-        cross_attn_norm=True,
-        qk_norm="rms_norm_across_heads",
-        rope_max_seq_len=32,
-        **more,
-    )
+        "text_dim": 12,
+        "freq_dim": 8,
+        "ffn_dim": 32,
+        "num_layers": 2,
+        "cross_attn_norm": True,
+        "qk_norm": "rms_norm_across_heads",
+        "rope_max_seq_len": 32,
+    }
+    return kind(**settings | changed)
 
 
 def wan(side: int) -> Any:
@@ -76,10 +76,16 @@ def skyreels_forcing_inputs(side: int, batch: int) -> dict[str, Any]:
     return {**wan_inputs(side, batch), "timestep": times, "enable_diffusion_forcing": True}
 
 
-def ltx(side: int) -> Any:
-    return LTXVideoTransformer3DModel(
-        **HEADS, **CHANNELS, cross_attention_dim=24, num_layers=2, caption_channels=12, norm_elementwise_affine=True
-    )
+def ltx(side: int, kind: Any = LTXVideoTransformer3DModel, **changed: Any) -> Any:
+    settings = {
+        **HEADS,
+        **CHANNELS,
+        "cross_attention_dim": 24,
+        "num_layers": 2,
+        "caption_channels": 12,
+        "norm_elementwise_affine": True,
+    }
+    return kind(**settings | changed)
 
 
 def ltx_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -104,24 +110,20 @@ def ltx_tokens_inputs(side: int, batch: int) -> dict[str, Any]:
     return {**named, "timestep": times, "video_coords": torch.rand(batch, 3, tokens) * 20}
 
 
-def _cogvideox(side: int, **more: Any) -> Any:
-    return CogVideoXTransformer3DModel(
-        num_attention_heads=3,
-        attention_head_dim=16,
+def cogvideox(side: int, kind: Any = CogVideoXTransformer3DModel, **changed: Any) -> Any:
+    settings = {
+        "num_attention_heads": 3,
+        "attention_head_dim": 16,
         **CHANNELS,
-        time_embed_dim=8,
-        text_embed_dim=12,
-        num_layers=2,
-        sample_width=side,
-        sample_height=side,
-        sample_frames=4 * (FRAMES - 1) + 1,
-        max_text_seq_length=7,
-        **more,
-    )
-
-
-def cogvideox(side: int) -> Any:
-    return _cogvideox(side)
+        "time_embed_dim": 8,
+        "text_embed_dim": 12,
+        "num_layers": 2,
+        "sample_width": side,
+        "sample_height": side,
+        "sample_frames": 4 * (FRAMES - 1) + 1,
+        "max_text_seq_length": 7,
+    }
+    return kind(**settings | changed)
 
 
 def cogvideox_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -133,7 +135,7 @@ def cogvideox_inputs(side: int, batch: int) -> dict[str, Any]:
 
 
 def cogvideox_rotary(side: int) -> Any:
-    return _cogvideox(side, use_rotary_positional_embeddings=True, ofs_embed_dim=8)
+    return cogvideox(side, use_rotary_positional_embeddings=True, ofs_embed_dim=8)
 
 
 def cogvideox_rotary_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -142,27 +144,27 @@ def cogvideox_rotary_inputs(side: int, batch: int) -> dict[str, Any]:
     return {**cogvideox_inputs(side, batch), "image_rotary_emb": angles, "ofs": torch.full((1,), 2.0)}
 
 
-def _hunyuan_video(**more: Any) -> Any:
-    return HunyuanVideoTransformer3DModel(
+def hunyuan_video_like(kind: Any = HunyuanVideoTransformer3DModel, **changed: Any) -> Any:
+    settings = {
         **HEADS,
         **CHANNELS,
-        num_layers=1,
-        num_single_layers=2,
-        num_refiner_layers=1,
-        mlp_ratio=2.0,
-        text_embed_dim=12,
-        pooled_projection_dim=10,
-        rope_axes_dim=(4, 2, 2),
-        **more,
-    )
+        "num_layers": 1,
+        "num_single_layers": 2,
+        "num_refiner_layers": 1,
+        "mlp_ratio": 2.0,
+        "text_embed_dim": 12,
+        "pooled_projection_dim": 10,
+        "rope_axes_dim": (4, 2, 2),
+    }
+    return kind(**settings | changed)
 
 
 def hunyuan_video(side: int) -> Any:
-    return _hunyuan_video(guidance_embeds=True)
+    return hunyuan_video_like(guidance_embeds=True)
 
 
 def hunyuan_video_first_frame(side: int) -> Any:
-    return _hunyuan_video(guidance_embeds=False, image_condition_type="token_replace")
+    return hunyuan_video_like(guidance_embeds=False, image_condition_type="token_replace")
 
 
 def hunyuan_video_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -174,9 +176,9 @@ def hunyuan_video_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def mochi(side: int) -> Any:
+def mochi(side: int, num_layers: int = 2) -> Any:
     return MochiTransformer3DModel(
-        **HEADS, **CHANNELS, num_layers=2, pooled_projection_dim=12, text_embed_dim=16, time_embed_dim=8
+        **HEADS, **CHANNELS, num_layers=num_layers, pooled_projection_dim=12, text_embed_dim=16, time_embed_dim=8
     )
 
 

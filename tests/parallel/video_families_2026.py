@@ -14,6 +14,7 @@ from diffusers import (
     EasyAnimateTransformer3DModel,
     HeliosTransformer3DModel,
     HunyuanVideo15Transformer3DModel,
+    Kandinsky5Transformer3DModel,
     LongCatAudioDiTTransformer,
     StableAudio3DiTModel,
     StableAudioDiTModel,
@@ -24,6 +25,7 @@ from tests.parallel.video_families import (
     CHANNELS,
     FRAMES,
     HEADS,
+    cogvideox,
     cogvideox_rotary_inputs,
     kept,
     video,
@@ -55,17 +57,9 @@ def consis_id(side: int) -> Any:
         "LFE_ff_mult": 1,
     }
     few = {"LFE_num_id_token": 2, "LFE_num_querie": 3, "LFE_output_dim": 32, "LFE_num_scale": 1}
-    return ConsisIDTransformer3DModel(
-        num_attention_heads=3,
-        attention_head_dim=16,
-        **CHANNELS,
-        time_embed_dim=8,
-        text_embed_dim=12,
-        num_layers=2,
-        sample_width=side,
-        sample_height=side,
-        sample_frames=4 * (FRAMES - 1) + 1,
-        max_text_seq_length=7,
+    return cogvideox(
+        side,
+        ConsisIDTransformer3DModel,
         is_train_face=True,
         cross_attn_dim_head=8,
         cross_attn_num_heads=3,
@@ -84,19 +78,20 @@ def chrono_edit(side: int) -> Any:
     return wan_like(ChronoEditTransformer3DModel)
 
 
-def cosmos(side: int) -> Any:
-    return CosmosTransformer3DModel(
+def cosmos(side: int, **changed: Any) -> Any:
+    settings = {
         **CHANNELS,
-        num_attention_heads=3,
-        attention_head_dim=16,
-        num_layers=2,
-        mlp_ratio=2,
-        text_embed_dim=12,
-        adaln_lora_dim=4,
-        max_size=(4, 32, 32),
-        concat_padding_mask=False,
-        extra_pos_embed_type=None,
-    )
+        "num_attention_heads": 3,
+        "attention_head_dim": 16,
+        "num_layers": 2,
+        "mlp_ratio": 2,
+        "text_embed_dim": 12,
+        "adaln_lora_dim": 4,
+        "max_size": (4, 32, 32),
+        "concat_padding_mask": False,
+        "extra_pos_embed_type": None,
+    }
+    return CosmosTransformer3DModel(**settings | changed)
 
 
 def cosmos_frames_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -105,19 +100,20 @@ def cosmos_frames_inputs(side: int, batch: int) -> dict[str, Any]:
     return {**wan_inputs(side, batch), "timestep": times.contiguous(), "fps": 16}
 
 
-def hunyuan_video_15(side: int) -> Any:
-    return HunyuanVideo15Transformer3DModel(
+def hunyuan_video_15(side: int, **changed: Any) -> Any:
+    settings = {
         **HEADS,
         **CHANNELS,
-        num_layers=2,
-        num_refiner_layers=1,
-        mlp_ratio=2.0,
-        text_embed_dim=12,
-        text_embed_2_dim=6,
-        image_embed_dim=8,
-        patch_size=2,
-        rope_axes_dim=(4, 2, 2),
-    )
+        "num_layers": 2,
+        "num_refiner_layers": 1,
+        "mlp_ratio": 2.0,
+        "text_embed_dim": 12,
+        "text_embed_2_dim": 6,
+        "image_embed_dim": 8,
+        "patch_size": 2,
+        "rope_axes_dim": (4, 2, 2),
+    }
+    return HunyuanVideo15Transformer3DModel(**settings | changed)
 
 
 def hunyuan_video_15_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -130,17 +126,18 @@ def hunyuan_video_15_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def easy_animate(side: int) -> Any:
-    return EasyAnimateTransformer3DModel(
+def easy_animate(side: int, **changed: Any) -> Any:
+    settings = {
         **CHANNELS,
-        num_attention_heads=3,
-        attention_head_dim=16,
-        patch_size=2,
-        num_layers=2,
-        mmdit_layers=1,
-        time_embed_dim=8,
-        text_embed_dim=12,
-    )
+        "num_attention_heads": 3,
+        "attention_head_dim": 16,
+        "patch_size": 2,
+        "num_layers": 2,
+        "mmdit_layers": 1,
+        "time_embed_dim": 8,
+        "text_embed_dim": 12,
+    }
+    return EasyAnimateTransformer3DModel(**settings | changed)
 
 
 def helios(side: int) -> Any:
@@ -169,10 +166,17 @@ def helios_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def any_flow(side: int) -> Any:
-    return AnyFlowTransformer3DModel(
-        **HEADS, **CHANNELS, text_dim=12, freq_dim=8, ffn_dim=32, num_layers=2, rope_max_seq_len=32
-    )
+def any_flow(side: int, kind: Any = AnyFlowTransformer3DModel, **changed: Any) -> Any:
+    settings = {
+        **HEADS,
+        **CHANNELS,
+        "text_dim": 12,
+        "freq_dim": 8,
+        "ffn_dim": 32,
+        "num_layers": 2,
+        "rope_max_seq_len": 32,
+    }
+    return kind(**settings | changed)
 
 
 def any_flow_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -186,18 +190,19 @@ def any_flow_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def allegro(side: int) -> Any:
-    return AllegroTransformer3DModel(
+def allegro(side: int, **changed: Any) -> Any:
+    settings = {
         **CHANNELS,
-        num_attention_heads=3,
-        attention_head_dim=12,
-        num_layers=2,
-        cross_attention_dim=36,
-        sample_width=side,
-        sample_height=side,
-        sample_frames=FRAMES,
-        caption_channels=12,
-    )
+        "num_attention_heads": 3,
+        "attention_head_dim": 12,
+        "num_layers": 2,
+        "cross_attention_dim": 36,
+        "sample_width": side,
+        "sample_height": side,
+        "sample_frames": FRAMES,
+        "caption_channels": 12,
+    }
+    return AllegroTransformer3DModel(**settings | changed)
 
 
 def allegro_inputs(side: int, batch: int) -> dict[str, Any]:
@@ -211,9 +216,25 @@ def allegro_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def stable_audio(side: int) -> Any:
+def kandinsky5(layers: int = 2, *, visual_cond: bool = True) -> Any:
+    return Kandinsky5Transformer3DModel(
+        in_visual_dim=4,
+        out_visual_dim=4,
+        in_text_dim=12,
+        in_text_dim2=10,
+        time_dim=8,
+        model_dim=24,
+        ff_dim=32,
+        num_text_blocks=1,
+        num_visual_blocks=layers,
+        axes_dims=(4, 2, 2),
+        visual_cond=visual_cond,
+    )
+
+
+def stable_audio(side: int, sample_size: int = 16) -> Any:
     return StableAudioDiTModel(
-        sample_size=16,
+        sample_size=sample_size,
         in_channels=4,
         num_layers=2,
         attention_head_dim=8,
@@ -238,19 +259,20 @@ def stable_audio_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def stable_audio_3(side: int) -> Any:
-    return StableAudio3DiTModel(
-        io_channels=4,
-        embed_dim=24,
-        depth=2,
-        num_heads=3,
-        cond_token_dim=12,
-        global_cond_dim=12,
-        local_add_cond_dim=5,
-        timestep_features_dim=8,
-        ff_mult=2.0,
-        num_memory_tokens=3,
-    )
+def stable_audio_3(side: int, **changed: Any) -> Any:
+    settings = {
+        "io_channels": 4,
+        "embed_dim": 24,
+        "depth": 2,
+        "num_heads": 3,
+        "cond_token_dim": 12,
+        "global_cond_dim": 12,
+        "local_add_cond_dim": 5,
+        "timestep_features_dim": 8,
+        "ff_mult": 2.0,
+        "num_memory_tokens": 3,
+    }
+    return StableAudio3DiTModel(**settings | changed)
 
 
 def stable_audio_3_inputs(side: int, batch: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from diffusers import (
 from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import Pipe, embeds, sized
 from tests.parallel.video_families import FRAMES, kept
+from tests.tiny_models.weights import randomized
 
 Size = tuple[int, int]
 
@@ -46,11 +47,7 @@ def _cogvideox(dtype: torch.dtype) -> Any:
 def _cogvideox_rotary(dtype: torch.dtype) -> Any:
     model = FAMILIES["CogVideoX rotary"].build(6)
     model = type(model)(**{**model.config, "ofs_embed_dim": None})
-    torch.manual_seed(11)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.2)
-    return CogVideoXPipeline(None, None, None, model.to(dtype).eval(), CogVideoXDPMScheduler())
+    return CogVideoXPipeline(None, None, None, randomized(model, dtype), CogVideoXDPMScheduler())
 
 
 def _hunyuan_video(dtype: torch.dtype) -> Any:
@@ -74,11 +71,7 @@ def _skyreels(dtype: torch.dtype) -> Any:
 def _skyreels_forcing(dtype: torch.dtype) -> Any:
     model = FAMILIES["SkyReels-V2"].build(6)
     model = type(model)(**{**model.config, "inject_sample_info": True})
-    torch.manual_seed(11)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.2)
-    return SkyReelsV2DiffusionForcingPipeline(None, None, model.to(dtype).eval(), None, _unipc())
+    return SkyReelsV2DiffusionForcingPipeline(None, None, randomized(model, dtype), None, _unipc())
 
 
 def _prompts(batch: int, dtype: torch.dtype, size: Size, frames: int) -> dict[str, Any]:

@@ -13,41 +13,46 @@ from peft import LoraConfig, inject_adapter_in_model
 FRAMES, WIDTH = 3, 12
 
 
-def motion() -> UNetMotionModel:
+def motion(**changed: Any) -> UNetMotionModel:
     """AnimateDiff's."""
-    return UNetMotionModel(
-        block_out_channels=(8, 16, 16),
-        layers_per_block=1,
-        down_block_types=("CrossAttnDownBlockMotion", "CrossAttnDownBlockMotion", "DownBlockMotion"),
-        up_block_types=("UpBlockMotion", "CrossAttnUpBlockMotion", "CrossAttnUpBlockMotion"),
-        cross_attention_dim=WIDTH,
-        num_attention_heads=2,
-        norm_num_groups=4,
-        motion_num_attention_heads=2,
-        motion_max_seq_length=FRAMES,
-    )
+    settings = {
+        "block_out_channels": (8, 16, 16),
+        "layers_per_block": 1,
+        "down_block_types": ("CrossAttnDownBlockMotion", "CrossAttnDownBlockMotion", "DownBlockMotion"),
+        "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion", "CrossAttnUpBlockMotion"),
+        "cross_attention_dim": WIDTH,
+        "num_attention_heads": 2,
+        "norm_num_groups": 4,
+        "motion_num_attention_heads": 2,
+        "motion_max_seq_length": FRAMES,
+    }
+    return UNetMotionModel(**settings | changed)
 
 
-def three_d() -> Any:
-    """Of text-to-video, with a LoRA on convolutions over rows and on those over time."""
-    unet = UNet3DConditionModel(
-        block_out_channels=(8, 16, 16),
-        layers_per_block=1,
-        down_block_types=("CrossAttnDownBlock3D", "CrossAttnDownBlock3D", "DownBlock3D"),
-        up_block_types=("UpBlock3D", "CrossAttnUpBlock3D", "CrossAttnUpBlock3D"),
-        cross_attention_dim=WIDTH,
-        attention_head_dim=4,
-        norm_num_groups=4,
-    )
-    return inject_adapter_in_model(
-        LoraConfig(r=2, target_modules=["to_q", "conv_in", "resnets.0.conv1", "conv1.2"]), unet
-    )
+def three_d(**changed: Any) -> UNet3DConditionModel:
+    """Of text-to-video."""
+    settings = {
+        "block_out_channels": (8, 16, 16),
+        "layers_per_block": 1,
+        "down_block_types": ("CrossAttnDownBlock3D", "CrossAttnDownBlock3D", "DownBlock3D"),
+        "up_block_types": ("UpBlock3D", "CrossAttnUpBlock3D", "CrossAttnUpBlock3D"),
+        "cross_attention_dim": WIDTH,
+        "attention_head_dim": 4,
+        "norm_num_groups": 4,
+    }
+    return UNet3DConditionModel(**settings | changed)
 
 
-def spatio_temporal() -> UNetSpatioTemporalConditionModel:
+def three_d_lora() -> Any:
+    """With a LoRA on convolutions over rows and on those over time."""
+    config = LoraConfig(r=2, target_modules=["to_q", "conv_in", "resnets.0.conv1", "conv1.2"])
+    return inject_adapter_in_model(config, three_d())
+
+
+def spatio_temporal(in_channels: int = 4) -> UNetSpatioTemporalConditionModel:
     """Of Stable Video Diffusion."""
     return UNetSpatioTemporalConditionModel(
-        in_channels=4,
+        in_channels=in_channels,
         out_channels=4,
         block_out_channels=(32, 64),  # its norms have 32 groups
         down_block_types=("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),

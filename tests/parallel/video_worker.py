@@ -17,6 +17,7 @@ from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import STEPS, Pipe
 from tests.parallel.ranks import error, gathered, staying_connected
 from tests.parallel.video_pipelines import VIDEO_PIPES
+from tests.tiny_models.weights import randomized
 
 STRATEGIES: dict[str, Strategy] = {
     "Ulysses": Ulysses(),
@@ -82,11 +83,7 @@ SHAPES = {
 def latte(frames: int) -> Any:
     model = FAMILIES["Latte"].build(6)
     model = type(model)(**{**model.config, "video_length": frames, "num_layers": 3})
-    torch.manual_seed(11)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.2)
-    return model.double().eval()
+    return randomized(model)
 
 
 def latte_call(shape: tuple[int, int, int, int, bool]) -> dict[str, Any]:

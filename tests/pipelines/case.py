@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from partsong.samplers import generate
+
 #: The parts of a pipeline that denoise.
 DENOISERS = ("transformer", "transformer_2", "unet", "decoder", "dit")
 
@@ -95,15 +97,11 @@ def denoisers(pipe: Any) -> list[nn.Module]:
     return modules or [pipe.prior]
 
 
-def randomized(model: Any, dtype: torch.dtype = torch.float64, scale: float = 0.2) -> Any:
-    """Seeded random weights everywhere, also where the class starts with zeros."""
-    torch.manual_seed(11)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * scale)
-    return model.eval().to(dtype)
+class Through:
+    """Stands for a pipeline under a plan: a call goes through the plan's loop."""
 
+    def __init__(self, plan: Any) -> None:
+        self.plan = plan
 
-def noise(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Seeded noise, the same in every process."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    def __call__(self, **arguments: Any) -> Any:
+        return generate(self.plan, **arguments)

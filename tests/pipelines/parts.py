@@ -5,39 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, AutoencoderKLQwenImage
 from PIL import Image
 from torch import Tensor, nn
 
-from tests.pipelines.case import noise, randomized
-
-
-def kl_autoencoder(**changed: Any) -> AutoencoderKL:
-    """Eight times smaller latents of four channels."""
-    blocks = 4
-    settings = {
-        "block_out_channels": (4,) * blocks,
-        "latent_channels": 4,
-        "norm_num_groups": 2,
-        "layers_per_block": 1,
-        "down_block_types": ("DownEncoderBlock2D",) * blocks,
-        "up_block_types": ("UpDecoderBlock2D",) * blocks,
-    }
-    return randomized(AutoencoderKL(**settings | changed))
-
-
-def qwen_autoencoder(**changed: Any) -> AutoencoderKLQwenImage:
-    """Eight times smaller latents of four channels, with one frame."""
-    settings = {
-        "base_dim": 4,
-        "z_dim": 4,
-        "dim_mult": [1, 1, 1, 1],
-        "num_res_blocks": 1,
-        "temperal_downsample": [False, True, True],
-        "latents_mean": [0.0] * 4,
-        "latents_std": [1.0] * 4,
-    }
-    return randomized(AutoencoderKLQwenImage(**settings | changed))
+from tests.tiny_models.weights import noise
 
 
 def coarse(vae: Any) -> Any:
@@ -52,6 +23,12 @@ class Absent(nn.Module):
     """Stands for a text encoder that is never called, where a pipeline reads its type."""
 
     dtype, device, image_processor = torch.float64, torch.device("cpu"), None
+
+
+def prompts(samples: int, **more: Any) -> dict[str, Any]:
+    """Prompts as embeddings, and two steps of a small picture or video."""
+    texts = {"prompt_embeds": noise(samples, 7, 12, seed=1), "negative_prompt_embeds": noise(samples, 7, 12, seed=2)}
+    return {**texts, "num_inference_steps": 2, "output_type": "latent", "height": 48, "width": 80, **more}
 
 
 def pil_picture(width: int = 80, height: int = 48, seed: int = 5, mode: str = "RGB") -> Image.Image:

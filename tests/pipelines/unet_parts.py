@@ -15,7 +15,7 @@ from transformers import (
     CLIPVisionModelWithProjection,
 )
 
-from tests.pipelines.case import noise, randomized
+from tests.tiny_models.weights import noise, randomized
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
 

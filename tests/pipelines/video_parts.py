@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from diffusers import (
@@ -13,13 +11,11 @@ from diffusers import (
     AutoencoderKLLTX2Audio,
     AutoencoderKLLTX2Video,
     AutoencoderKLLTXVideo,
-    AutoencoderKLWan,
 )
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import (
-    CLIPImageProcessor,
     CLIPVisionConfig,
     CLIPVisionModel,
     PreTrainedTokenizerFast,
@@ -34,21 +30,8 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from tests.pipelines.case import randomized
-
-
-def wan_autoencoder(**changed: Any) -> AutoencoderKLWan:
-    """Videos of four channels, eight times smaller, a frame for the first and one for every four after it."""
-    settings = {
-        "base_dim": 3,
-        "z_dim": 4,
-        "dim_mult": [1, 1, 1, 1],
-        "num_res_blocks": 1,
-        "temperal_downsample": [False, True, True],
-        "latents_mean": [0.0] * 4,
-        "latents_std": [1.0] * 4,
-    }
-    return randomized(AutoencoderKLWan(**settings | changed))
+from tests.tiny_models.text import word_tokenizer
+from tests.tiny_models.weights import randomized
 
 
 def clip_vision(width: int = 32) -> CLIPVisionModel:
@@ -62,11 +45,6 @@ def clip_vision(width: int = 32) -> CLIPVisionModel:
         patch_size=8,
     )
     return randomized(CLIPVisionModel(config))
-
-
-def clip_vision_processor() -> CLIPImageProcessor:
-    """What prepares pictures for `clip_vision`."""
-    return CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
 
 
 def pictures(count: int, height: int = 48, width: int = 80) -> list[Image.Image]:
@@ -156,11 +134,8 @@ def cogvideox_autoencoder() -> AutoencoderKLCogVideoX:
 def letters() -> PreTrainedTokenizerFast:
     """A tokenizer that reads letter by letter."""
     characters = ["<pad>", "</s>", "<unk>", *map(chr, range(32, 127))]
-    tokenizer = Tokenizer(models.WordLevel({letter: n for n, letter in enumerate(characters)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=64
-    )
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return word_tokenizer(characters, pre_tokenizers.Split("", "isolated"), **names, model_max_length=64)
 
 
 _T5 = {"vocab_size": 98, "d_model": 12, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 3}

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
 
 from partsong.reasoning import Parameters
 from partsong.reasoning.hogwild.layouts import LAYOUTS
 from partsong.reasoning.hogwild.prompts import HogwildPrompts, worker_names
 from partsong.reasoning.hogwild.workers import WorkerText
+from tests.tiny_models.text import causal_model, letter_tokenizer
 
 EOS = 1
 #: Ends of paragraphs, a tenth of the vocabulary: a random model writes one every ten tokens.
@@ -32,34 +33,12 @@ SHORT = HogwildPrompts(
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token per character, but for ends of paragraphs and the answer."""
-    inner = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<pad>"))
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"\.+\n\n|\\boxed\{7\}|[\s\S]"), "isolated")
-    inner.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>")
+    return letter_tokenizer(WORDS, Regex(r"\.+\n\n|\\boxed\{7\}|[\s\S]"))
 
 
 def tiny(family: str = "llama", dtype: torch.dtype = torch.float64, **more: Any) -> PreTrainedModel:
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 2048,
-        "initializer_range": 0.2,
-        "pad_token_id": 0,
-        "eos_token_id": EOS,
-        "bos_token_id": None,
-    }
-    if family not in ("gpt2", "gpt_neox"):
-        sizes |= {"num_key_value_heads": 2, "head_dim": 8}
-    if family in ("mistral", "qwen2", "qwen3"):
-        sizes["sliding_window"] = None
-    if family == "smollm3":
-        sizes["no_rope_layers"] = [1, 0]
-    torch.manual_seed(0)
-    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**sizes, **more}))
-    return made.to(dtype).eval()
+    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 2048, "initializer_range": 0.2}
+    return causal_model(family, **sizes | more).to(dtype)
 
 
 def work(prompt: str, num_workers: int, layout: str = "combined", **more: Any) -> WorkerText:

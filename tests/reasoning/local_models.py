@@ -7,12 +7,12 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from partsong.kernels.keyed_draw import TokenDraw, draw
 from partsong.reasoning import Completion, Message, Parameters, Request
 from partsong.reasoning.local import LocalEngine
+from tests.tiny_models.text import causal_model, letter_tokenizer
 
 EOS = 1
 LETTERS = "abcdefghijklmnopqrstuvwxyz .:"
@@ -20,30 +20,13 @@ CONTEXT = 96
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    words = ["<pad>", "<eos>", *LETTERS]
-    inner = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<pad>"))
-    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    inner.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>")
+    return letter_tokenizer(["<pad>", "<eos>", *LETTERS])
 
 
 def llama(seed: int = 0, **more: Any) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": len(LETTERS) + 2,
-        "max_position_embeddings": CONTEXT,
-        # Wide weights: logits differ by much more than rounding, and the context matters.
-        "initializer_range": 0.4,
-        "pad_token_id": 0,
-        "eos_token_id": EOS,
-        "bos_token_id": None,
-    }
-    return LlamaForCausalLM(LlamaConfig(**{**sizes, **more})).double().eval()
+    # Wide weights: logits differ by much more than rounding, and the context matters.
+    sizes = {"vocab_size": len(LETTERS) + 2, "max_position_embeddings": CONTEXT, "initializer_range": 0.4}
+    return causal_model("llama", seed, **sizes | more)
 
 
 def engine(model: LlamaForCausalLM | None = None, **more: Any) -> LocalEngine:

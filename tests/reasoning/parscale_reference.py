@@ -8,34 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from partsong.reasoning.parscale.weights import StreamWeights
+from tests.tiny_models.text import causal_model
 
 BUILT_LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def tiny(family: str, **more: Any) -> PreTrainedModel:
     """A random model in float64 whose logits depend strongly on the context."""
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "vocab_size": 61,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.3,
-        "pad_token_id": 0,
-        "eos_token_id": None,
-        "bos_token_id": None,
-        "sliding_window": None,
-    }
-    if family == "smollm3":
-        sizes["no_rope_layers"] = [1, 0]
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**sizes, **more})).double().eval()
+    model = causal_model(family, **{"eos_token_id": None, "initializer_range": 0.3} | more)
     for module in model.modules():
         if hasattr(module, "variance_epsilon") and family in BUILT_LIKE_LLAMA:
             # Transformers takes norms in float32 whatever the type, which would hide errors of up to 1e-6.

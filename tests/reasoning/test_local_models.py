@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.reasoning import Message, Parameters, Request
@@ -25,28 +25,11 @@ from partsong.reasoning.local.shared_attention import AttentionStep, Chunk, bran
 from partsong.zoo import load
 from partsong_zoo.lists.scoring import answers
 from tests.reasoning.local_models import all_of, engine, llama, request, run, tokenizer
+from tests.tiny_models.text import causal_model
 
 
 def tiny(family: str, **more: Any) -> PreTrainedModel:
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 61,
-        "max_position_embeddings": 128,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "bos_token_id": 2,
-    }
-    if family not in ("gpt2", "gpt_neox"):
-        sizes |= {"num_key_value_heads": 2, "head_dim": 8}
-    if family in ("mistral", "qwen2", "qwen3"):
-        sizes["sliding_window"] = None
-    if family == "smollm3":
-        sizes["no_rope_layers"] = [1, 0]
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**sizes, **more})).double().eval()
+    return causal_model(family, **{"bos_token_id": 2} | more)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -19,10 +19,11 @@ from diffusers import (
 )
 from PIL import Image
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.pipelines.case import Case
 from tests.pipelines.cases import stable_diffusion, stable_diffusion_xl
 from tests.pipelines.cases.stable_diffusion import WIDTH, control
-from tests.pipelines.parts import kl_autoencoder
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 FRAMES, SIDE = 3, 48
 

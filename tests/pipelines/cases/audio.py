@@ -7,16 +7,17 @@ from typing import Any
 from diffusers import (
     AceStepPipeline,
     AceStepTransformer1DModel,
-    AutoencoderOobleck,
     FlowMatchEulerDiscreteScheduler,
     LongCatAudioDiTPipeline,
-    LongCatAudioDiTTransformer,
     LongCatAudioDiTVae,
 )
 from diffusers.pipelines.ace_step import AceStepConditionEncoder
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.parallel.video_families_2026 import longcat_audio
+from tests.pipelines.case import Case
 from tests.pipelines.video_parts import letters, qwen3_encoder, umt5_encoder
+from tests.tiny_models.autoencoders import oobleck_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _ace_step() -> AceStepPipeline:
@@ -40,17 +41,8 @@ def _ace_step() -> AceStepPipeline:
         num_timbre_encoder_hidden_layers=1,
         **heads,
     )
-    vae = AutoencoderOobleck(
-        encoder_hidden_size=8,
-        downsampling_ratios=[1, 2],
-        channel_multiples=[1, 2],
-        decoder_channels=4,
-        decoder_input_channels=4,
-        audio_channels=2,
-        sampling_rate=8,
-    )
     return AceStepPipeline(
-        vae=randomized(vae),
+        vae=oobleck_autoencoder(),
         text_encoder=qwen3_encoder(),
         tokenizer=letters(),
         transformer=randomized(transformer),
@@ -72,9 +64,6 @@ def _ace_step_call(samples: int) -> dict[str, Any]:
 
 
 def _longcat() -> LongCatAudioDiTPipeline:
-    transformer = LongCatAudioDiTTransformer(
-        dit_dim=24, dit_depth=2, dit_heads=3, dit_text_dim=12, latent_dim=4, ff_mult=2.0
-    )
     vae = LongCatAudioDiTVae(
         channels=4, c_mults=[1, 1], strides=[2, 2], latent_dim=4, encoder_latent_dim=8, downsampling_ratio=4
     )
@@ -82,7 +71,7 @@ def _longcat() -> LongCatAudioDiTPipeline:
         vae=randomized(vae),
         text_encoder=umt5_encoder(),
         tokenizer=letters(),
-        transformer=randomized(transformer),
+        transformer=randomized(longcat_audio(6)),
         scheduler=FlowMatchEulerDiscreteScheduler(),
     )
 

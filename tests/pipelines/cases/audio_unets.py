@@ -8,8 +8,9 @@ import torch
 from diffusers import AudioLDM2Pipeline, AudioLDM2UNet2DConditionModel, DDIMScheduler
 from transformers import GPT2Config, GPT2LMHeadModel, SpeechT5HifiGan, SpeechT5HifiGanConfig, T5Config, T5EncoderModel
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import kl_autoencoder
+from tests.pipelines.case import Case
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 _GENERATED, _TEXT = 12, 8
 

@@ -6,46 +6,27 @@ from typing import Any
 
 import torch
 from diffusers import (
-    AutoencoderKLWan,
     BriaFiboEditPipeline,
     BriaFiboPipeline,
-    BriaFiboTransformer2DModel,
     BriaPipeline,
-    BriaTransformer2DModel,
     FlowMatchEulerDiscreteScheduler,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import Absent, kl_autoencoder, pil_picture
-
-_FLUX_LIKE = {
-    "patch_size": 1,
-    "num_layers": 1,
-    "num_single_layers": 1,
-    "attention_head_dim": 8,
-    "num_attention_heads": 3,
-    "axes_dims_rope": (0, 4, 4),
-}
+from tests.parallel.image_families_pairs import bria, fibo
+from tests.pipelines.case import Case
+from tests.pipelines.parts import Absent, pil_picture, prompts
+from tests.tiny_models.autoencoders import kl_autoencoder, wan_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _bria() -> Any:
-    transformer = randomized(BriaTransformer2DModel(**_FLUX_LIKE, in_channels=16, joint_attention_dim=12))
+    transformer = randomized(bria(6, in_channels=16))
     return BriaPipeline(transformer, FlowMatchEulerDiscreteScheduler(), kl_autoencoder(shift_factor=0.1), None, None)
 
 
 def _fibo(kind: Any) -> Any:
-    transformer = BriaFiboTransformer2DModel(**_FLUX_LIKE, in_channels=4, joint_attention_dim=24, text_encoder_dim=12)
-    vae = AutoencoderKLWan(
-        base_dim=4,
-        z_dim=4,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-        latents_mean=[0.0] * 4,
-        latents_std=[1.0] * 4,
-    )
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
-    pipe = kind(randomized(transformer), scheduler, randomized(vae), Absent(), None)
+    pipe = kind(randomized(fibo(6)), scheduler, wan_autoencoder(base_dim=4), Absent(), None)
     pipe.get_prompt_embeds = _encoded  # what the language model would answer
     return pipe
 
@@ -59,15 +40,7 @@ def _encoded(prompt: Any, **options: Any) -> tuple[torch.Tensor, tuple[torch.Ten
 
 
 def _call(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "guidance_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(samples, guidance_scale=3.0)
 
 
 def _spoken(samples: int) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import Any
 from diffusers import DDPMWuerstchenScheduler, StableCascadeDecoderPipeline, StableCascadePriorPipeline
 from diffusers.models import StableCascadeUNet
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.pipelines.case import Case
 from tests.pipelines.parts import Absent
+from tests.tiny_models.weights import noise, randomized
 
 _NO_TEXT = {"tokenizer": None, "text_encoder": Absent()}
 _FOUR = {"in_channels": 4, "out_channels": 4}

@@ -9,28 +9,18 @@ from diffusers import (
     ChromaImg2ImgPipeline,
     ChromaInpaintPipeline,
     ChromaPipeline,
-    ChromaTransformer2DModel,
     FlowMatchEulerDiscreteScheduler,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import half_mask, kl_autoencoder, picture
+from tests.parallel.image_families_pairs import chroma
+from tests.pipelines.case import Case
+from tests.pipelines.parts import half_mask, picture, prompts
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import randomized
 
 
 def _pipe(kind: Any) -> Any:
-    transformer = ChromaTransformer2DModel(
-        patch_size=1,
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=3,
-        joint_attention_dim=12,
-        axes_dims_rope=(2, 2, 4),
-        approximator_num_channels=8,
-        approximator_hidden_dim=16,
-        approximator_layers=1,
-    )
+    transformer = chroma(6, in_channels=16)
     transformer.register_to_config(guidance_embeds=False)  # the inpainting pipeline asks for it
     return kind(
         scheduler=FlowMatchEulerDiscreteScheduler(),
@@ -44,17 +34,9 @@ def _pipe(kind: Any) -> Any:
 def _prompts(samples: int) -> dict[str, Any]:
     keep = torch.ones(samples, 7, dtype=torch.float64)
     keep[-1, 5:] = 0
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "prompt_attention_mask": keep,
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "negative_prompt_attention_mask": keep.roll(1, 0),
-        "guidance_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(
+        samples, prompt_attention_mask=keep, negative_prompt_attention_mask=keep.roll(1, 0), guidance_scale=3.0
+    )
 
 
 def _from_image(samples: int) -> dict[str, Any]:

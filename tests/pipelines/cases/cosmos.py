@@ -20,8 +20,12 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.video_parts import pictures, wan_autoencoder
+from tests.parallel.video_families_2026 import cosmos
+from tests.pipelines.case import Case
+from tests.pipelines.parts import prompts
+from tests.pipelines.video_parts import pictures
+from tests.tiny_models.autoencoders import wan_autoencoder
+from tests.tiny_models.weights import randomized
 
 LEFT = {"Cosmos2_5_TransferPipeline": "its ControlNet needs torchvision, which is not installed here"}
 
@@ -41,22 +45,9 @@ class _Harmless:
         return video
 
 
-_SIZES = {
-    "in_channels": 4,
-    "num_attention_heads": 3,
-    "attention_head_dim": 16,
-    "mlp_ratio": 2,
-    "text_embed_dim": 12,
-    "adaln_lora_dim": 4,
-    "max_size": (4, 32, 32),
-    "rope_scale": (2.0, 1.0, 1.0),
-    # It would be resized with torchvision.
-    "concat_padding_mask": False,
-}
-
-
 def _transformer(**changed: Any) -> CosmosTransformer3DModel:
-    return randomized(CosmosTransformer3DModel(**_SIZES | {"out_channels": 4, "num_layers": 2} | changed))
+    settings = {"rope_scale": (2.0, 1.0, 1.0), "extra_pos_embed_type": "learnable"}
+    return randomized(cosmos(6, **settings | changed))
 
 
 def _pipe(kind: Any, transformer: Any, scheduler: Any, vae: Any = None, **more: Any) -> Any:
@@ -87,24 +78,13 @@ def _edm() -> EDMEulerScheduler:
     return EDMEulerScheduler(prediction_type="epsilon", final_sigmas_type="sigma_min")
 
 
-def _prompts(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
-
-
 def _coarse(samples: int) -> dict[str, Any]:
-    prompts = {name: value.float() for name, value in _prompts(samples).items() if name.endswith("embeds")}
-    return _prompts(samples) | prompts | {"num_frames": 17}
+    texts = {name: value.float() for name, value in prompts(samples).items() if name.endswith("embeds")}
+    return prompts(samples) | texts | {"num_frames": 17}
 
 
 def _video(samples: int) -> dict[str, Any]:
-    return _prompts(samples) | {"num_frames": 9}
+    return prompts(samples) | {"num_frames": 9}
 
 
 def _from_picture(samples: int) -> dict[str, Any]:
@@ -176,7 +156,7 @@ HERE = (
     Case(
         name="Cosmos2TextToImagePipeline",
         build=lambda: _pipe(Cosmos2TextToImagePipeline, _transformer(extra_pos_embed_type=None), _flow()),
-        call=_prompts,
+        call=prompts,
     ),
     Case(
         name="Cosmos2VideoToWorldPipeline",

@@ -7,69 +7,40 @@ from typing import Any
 import torch
 from diffusers import (
     AuraFlowPipeline,
-    AuraFlowTransformer2DModel,
     DDIMScheduler,
     DiTPipeline,
-    DiTTransformer2DModel,
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
     HunyuanDiT2DControlNetModel,
-    HunyuanDiT2DModel,
     HunyuanDiTControlNetPipeline,
     HunyuanDiTPAGPipeline,
     HunyuanDiTPipeline,
     Lumina2Pipeline,
-    Lumina2Transformer2DModel,
     LuminaNextDiT2DModel,
     LuminaPipeline,
     PixArtAlphaPipeline,
     PixArtSigmaPAGPipeline,
     PixArtSigmaPipeline,
-    PixArtTransformer2DModel,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import kl_autoencoder, picture
-
-_HUNYUAN = {
-    "num_attention_heads": 3,
-    "attention_head_dim": 32,
-    "in_channels": 4,
-    "patch_size": 2,
-    "sample_size": 6,
-    "hidden_size": 96,
-    "cross_attention_dim": 12,
-    "cross_attention_dim_t5": 16,
-    "pooled_projection_dim": 10,
-    "text_len": 5,
-    "text_len_t5": 6,
-    "use_style_cond_and_image_meta_size": False,
-}
+from tests.parallel.families import dit, pixart
+from tests.parallel.image_families import aura_flow, hunyuan_dit, lumina2
+from tests.pipelines.case import Case
+from tests.pipelines.parts import picture, prompts
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _pixart(kind: Any, **more: Any) -> Any:
-    transformer = PixArtTransformer2DModel(
-        num_attention_heads=3,
-        attention_head_dim=8,
-        in_channels=4,
-        out_channels=8,
-        num_layers=2,
-        sample_size=6,
-        patch_size=2,
-        cross_attention_dim=24,
-        caption_channels=12,
-        use_additional_conditions=False,
-    )
-    return kind(None, None, kl_autoencoder(), randomized(transformer), DPMSolverMultistepScheduler(), **more)
+    return kind(None, None, kl_autoencoder(), randomized(pixart(6)), DPMSolverMultistepScheduler(), **more)
 
 
 def _hunyuan(kind: Any, **more: Any) -> Any:
-    transformer = randomized(HunyuanDiT2DModel(**_HUNYUAN, num_layers=4))
     return kind(
         vae=kl_autoencoder(),
         text_encoder=None,
         tokenizer=None,
-        transformer=transformer,
+        transformer=randomized(hunyuan_dit(6)),
         scheduler=DPMSolverMultistepScheduler(),
         safety_checker=None,
         feature_extractor=None,
@@ -79,8 +50,7 @@ def _hunyuan(kind: Any, **more: Any) -> Any:
 
 
 def _hunyuan_control() -> HunyuanDiT2DControlNetModel:
-    settings = {name: value for name, value in _HUNYUAN.items() if name != "num_layers"}
-    return randomized(HunyuanDiT2DControlNetModel(**settings, transformer_num_layers=4))
+    return randomized(hunyuan_dit(6, HunyuanDiT2DControlNetModel, transformer_num_layers=4))
 
 
 def _lumina() -> Any:
@@ -98,67 +68,30 @@ def _lumina() -> Any:
 
 
 def _lumina2() -> Any:
-    transformer = Lumina2Transformer2DModel(
-        sample_size=6,
-        in_channels=4,
-        hidden_size=32,
-        num_layers=2,
-        num_refiner_layers=1,
-        num_attention_heads=4,
-        num_kv_heads=2,
-        multiple_of=8,
-        axes_dim_rope=(2, 2, 4),
-        axes_lens=(30, 32, 32),
-        cap_feat_dim=12,
-    )
     vae = kl_autoencoder(shift_factor=0.1)
-    return Lumina2Pipeline(randomized(transformer), FlowMatchEulerDiscreteScheduler(), vae, None, None)
+    return Lumina2Pipeline(randomized(lumina2(6)), FlowMatchEulerDiscreteScheduler(), vae, None, None)
 
 
 def _aura_flow() -> Any:
-    transformer = AuraFlowTransformer2DModel(
-        sample_size=6,
-        num_mmdit_layers=1,
-        num_single_dit_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=3,
-        joint_attention_dim=12,
-        caption_projection_dim=24,
-        pos_embed_max_size=256,
-    )
-    return AuraFlowPipeline(None, None, kl_autoencoder(), randomized(transformer), FlowMatchEulerDiscreteScheduler())
+    transformer = randomized(aura_flow(6, num_single_dit_layers=1))
+    return AuraFlowPipeline(None, None, kl_autoencoder(), transformer, FlowMatchEulerDiscreteScheduler())
 
 
 def _dit() -> Any:
-    transformer = DiTTransformer2DModel(
-        num_attention_heads=3,
-        attention_head_dim=8,
-        in_channels=4,
-        out_channels=8,
-        num_layers=2,
-        sample_size=6,
-        patch_size=2,
-        num_embeds_ada_norm=1000,
-        norm_num_groups=4,
-    )
-    return DiTPipeline(randomized(transformer), kl_autoencoder(), DDIMScheduler())
+    transformer = randomized(dit(6, out_channels=8, num_embeds_ada_norm=1000))
+    return DiTPipeline(transformer, kl_autoencoder(), DDIMScheduler())
 
 
 def _prompts(samples: int) -> dict[str, Any]:
     keep = torch.ones(samples, 7, dtype=torch.int64)
     keep[-1, 5:] = 0
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "prompt_attention_mask": keep,
-        "negative_prompt": None,
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "negative_prompt_attention_mask": keep,
-        "guidance_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(
+        samples,
+        prompt_attention_mask=keep,
+        negative_prompt=None,
+        negative_prompt_attention_mask=keep,
+        guidance_scale=3.0,
+    )
 
 
 def _unbinned(samples: int) -> dict[str, Any]:

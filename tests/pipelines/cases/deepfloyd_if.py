@@ -14,8 +14,9 @@ from diffusers import (
     IFSuperResolutionPipeline,
 )
 
-from tests.pipelines.case import NO_COLUMNS, Case, noise
+from tests.pipelines.case import NO_COLUMNS, Case
 from tests.pipelines.cases.stable_diffusion import WIDTH, unet
+from tests.tiny_models.weights import noise
 
 _SIZE = {"height": 16, "width": 20}
 #: Its attention reads the text beside the picture, and its blocks change the resolution inside a residual block.

@@ -6,9 +6,10 @@ from typing import Any
 
 from diffusers import DreamLiteMobilePipeline, DreamLitePipeline, DreamLiteUNetModel, FlowMatchEulerDiscreteScheduler
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import kl_autoencoder
+from tests.pipelines.case import Case
 from tests.pipelines.unet_parts import clip_text, clip_tokenizer
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 _TEXT, _LENGTH = 12, 500
 

@@ -19,30 +19,25 @@ from diffusers import (
     FluxKontextInpaintPipeline,
     FluxKontextPipeline,
     FluxPipeline,
-    FluxTransformer2DModel,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import half_mask, kl_autoencoder, picture
+from tests.parallel.families import flux
+from tests.pipelines.case import Case
+from tests.pipelines.parts import half_mask, picture
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
-_SETTINGS = {
-    "patch_size": 1,
-    "in_channels": 16,
-    "num_layers": 1,
-    "num_single_layers": 1,
-    "attention_head_dim": 8,
-    "num_attention_heads": 3,
-    "joint_attention_dim": 12,
-    "pooled_projection_dim": 10,
-    "guidance_embeds": False,
-    "axes_dims_rope": (2, 2, 4),
-}
 #: Channels in front of the transformer: latents alone, with those of a control image, with a masked image and its mask.
 _CONTROLLED, _FILLED = {"in_channels": 32, "out_channels": 16}, {"in_channels": 288, "out_channels": 16}
+_SIZES = {"in_channels": 16, "num_single_layers": 1}
+
+
+def control_net(**changed: Any) -> FluxControlNetModel:
+    return randomized(flux(6, FluxControlNetModel, **_SIZES | changed))
 
 
 def _pipe(kind: Any, *, control: bool = False, **changed: Any) -> Any:
-    parts = {"controlnet": randomized(FluxControlNetModel(**_SETTINGS))} if control else {}
+    parts = {"controlnet": control_net()} if control else {}
     return kind(
         scheduler=FlowMatchEulerDiscreteScheduler(),
         vae=kl_autoencoder(shift_factor=0.1),
@@ -50,7 +45,7 @@ def _pipe(kind: Any, *, control: bool = False, **changed: Any) -> Any:
         tokenizer=None,
         text_encoder_2=None,
         tokenizer_2=None,
-        transformer=randomized(FluxTransformer2DModel(**_SETTINGS | changed)),
+        transformer=randomized(flux(6, **_SIZES | changed)),
         **parts,
     )
 

@@ -5,50 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from diffusers import (
-    AutoencoderKLFlux2,
     FlowMatchEulerDiscreteScheduler,
     Flux2KleinInpaintPipeline,
     Flux2KleinKVPipeline,
     Flux2KleinPipeline,
     Flux2Pipeline,
-    Flux2Transformer2DModel,
 )
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.parallel.image_families import flux2
+from tests.pipelines.case import Case
 from tests.pipelines.parts import half_mask, picture
-
-
-def _autoencoder() -> AutoencoderKLFlux2:
-    return randomized(
-        AutoencoderKLFlux2(
-            block_out_channels=(4,) * 4,
-            latent_channels=4,
-            norm_num_groups=2,
-            layers_per_block=1,
-            down_block_types=("DownEncoderBlock2D",) * 4,
-            up_block_types=("UpDecoderBlock2D",) * 4,
-        )
-    )
+from tests.tiny_models.autoencoders import flux2_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _pipe(kind: Any, *, guidance_embeds: bool = False) -> Any:
-    transformer = Flux2Transformer2DModel(
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=3,
-        joint_attention_dim=12,
-        timestep_guidance_channels=16,
-        axes_dims_rope=(2, 2, 2, 2),
-        guidance_embeds=guidance_embeds,
-    )
     return kind(
         scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=_autoencoder(),
+        vae=flux2_autoencoder(),
         text_encoder=None,
         tokenizer=None,
-        transformer=randomized(transformer),
+        transformer=randomized(flux2(6, in_channels=16, guidance_embeds=guidance_embeds)),
     )
 
 

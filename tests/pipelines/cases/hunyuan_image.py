@@ -17,25 +17,15 @@ from diffusers import (
 )
 from diffusers.guiders import AdaptiveProjectedMixGuidance
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import kl_autoencoder, picture
+from tests.parallel.image_families_pairs import hunyuan_image
+from tests.pipelines.case import Case
+from tests.pipelines.parts import picture
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _transformer(**changed: Any) -> HunyuanImageTransformer2DModel:
-    settings = {
-        "in_channels": 4,
-        "out_channels": 4,
-        "num_attention_heads": 3,
-        "attention_head_dim": 8,
-        "num_layers": 1,
-        "num_single_layers": 1,
-        "num_refiner_layers": 1,
-        "patch_size": (1, 1),
-        "text_embed_dim": 12,
-        "text_embed_2_dim": 10,
-        "rope_axes_dim": (4, 4),
-    }
-    return randomized(HunyuanImageTransformer2DModel(**settings | changed))
+    return randomized(hunyuan_image(6, **{"patch_size": (1, 1)} | changed))
 
 
 def _image() -> Any:

@@ -10,7 +10,6 @@ from diffusers import (
     HunyuanSkyreelsImageToVideoPipeline,
     HunyuanVideo15ImageToVideoPipeline,
     HunyuanVideo15Pipeline,
-    HunyuanVideo15Transformer3DModel,
     HunyuanVideoFramepackPipeline,
     HunyuanVideoFramepackTransformer3DModel,
     HunyuanVideoImageToVideoPipeline,
@@ -18,7 +17,10 @@ from diffusers import (
     HunyuanVideoTransformer3DModel,
 )
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.parallel.video_families import hunyuan_video_like
+from tests.parallel.video_families_2026 import hunyuan_video_15
+from tests.pipelines.case import Case
+from tests.pipelines.parts import prompts
 from tests.pipelines.video_parts import (
     hunyuan_video_15_autoencoder,
     hunyuan_video_autoencoder,
@@ -27,22 +29,11 @@ from tests.pipelines.video_parts import (
     siglip_vision,
     siglip_vision_processor,
 )
-
-_HEADS = {"num_attention_heads": 3, "attention_head_dim": 8, "text_embed_dim": 12, "rope_axes_dim": (4, 2, 2)}
+from tests.tiny_models.weights import noise, randomized
 
 
 def _transformer(kind: Any = HunyuanVideoTransformer3DModel, **changed: Any) -> Any:
-    settings = {
-        "in_channels": 4,
-        "out_channels": 4,
-        "num_layers": 1,
-        "num_single_layers": 2,
-        "num_refiner_layers": 1,
-        "mlp_ratio": 2.0,
-        "pooled_projection_dim": 10,
-        "guidance_embeds": False,
-    }
-    return randomized(kind(**_HEADS | settings | changed))
+    return randomized(hunyuan_video_like(kind, **{"guidance_embeds": False} | changed))
 
 
 def _pipe(kind: Any, transformer: Any, **more: Any) -> Any:
@@ -52,20 +43,15 @@ def _pipe(kind: Any, transformer: Any, **more: Any) -> Any:
 
 
 def _prompts(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "prompt_attention_mask": kept(samples),
-        "pooled_prompt_embeds": noise(samples, 10, seed=3),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "negative_prompt_attention_mask": kept(samples),
-        "negative_pooled_prompt_embeds": noise(samples, 10, seed=4),
-        "true_cfg_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-        "num_frames": 9,
-    }
+    return prompts(
+        samples,
+        prompt_attention_mask=kept(samples),
+        pooled_prompt_embeds=noise(samples, 10, seed=3),
+        negative_prompt_attention_mask=kept(samples),
+        negative_pooled_prompt_embeds=noise(samples, 10, seed=4),
+        true_cfg_scale=3.0,
+        num_frames=9,
+    )
 
 
 def _from_picture(samples: int) -> dict[str, Any]:
@@ -86,18 +72,8 @@ def _framepack() -> Any:
 
 
 def _later(kind: Any, **more: Any) -> Any:
-    settings = {
-        "in_channels": 9,
-        "out_channels": 4,
-        "num_layers": 2,
-        "num_refiner_layers": 1,
-        "mlp_ratio": 2.0,
-        "text_embed_2_dim": 6,
-        "image_embed_dim": 8,
-        "target_size": 96,
-        "task_type": "t2v",
-    }
-    transformer = randomized(HunyuanVideo15Transformer3DModel(**_HEADS | settings))
+    sizes = {"in_channels": 9, "patch_size": 1, "target_size": 96, "task_type": "t2v"}
+    transformer = randomized(hunyuan_video_15(6, **sizes))
     guider = ClassifierFreeGuidance(guidance_scale=3.0)
     return _pipe(kind, transformer, guider=guider, vae=hunyuan_video_15_autoencoder(), **more)
 

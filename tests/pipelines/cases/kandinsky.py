@@ -31,9 +31,10 @@ from diffusers import (
 from diffusers.pipelines.kandinsky.text_encoder import MCLIPConfig, MultilingualCLIP
 from transformers import CLIPTextModelWithProjection
 
-from tests.pipelines.case import NO_COLUMNS, Case, noise, randomized
+from tests.pipelines.case import NO_COLUMNS, Case
 from tests.pipelines.cases.stable_diffusion import unet
 from tests.pipelines.unet_parts import clip_pictures, clip_text, clip_tokenizer, clip_vision, photo, prior
+from tests.tiny_models.weights import noise, randomized
 
 SIDE = 32
 #: Width of an image's embedding, and of the hidden states of the decoder's own text encoder.

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from diffusers import DDPMScheduler, Kandinsky3Img2ImgPipeline, Kandinsky3Pipeline, Kandinsky3UNet
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.pipelines.case import Case
 from tests.pipelines.cases.kandinsky import SIDE, movq
 from tests.pipelines.unet_parts import photo
+from tests.tiny_models.weights import noise, randomized
 
 _TEXT = 12
 

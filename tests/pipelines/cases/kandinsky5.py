@@ -11,33 +11,20 @@ from diffusers import (
     Kandinsky5I2VPipeline,
     Kandinsky5T2IPipeline,
     Kandinsky5T2VPipeline,
-    Kandinsky5Transformer3DModel,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import kl_autoencoder
+from tests.parallel.video_families_2026 import kandinsky5
+from tests.pipelines.case import Case
 from tests.pipelines.video_parts import hunyuan_video_autoencoder, pictures
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _pipe(kind: Any, vae: Any, *, given: bool) -> Any:
-    transformer = Kandinsky5Transformer3DModel(
-        in_visual_dim=4,
-        out_visual_dim=4,
-        in_text_dim=12,
-        in_text_dim2=10,
-        time_dim=8,
-        model_dim=24,
-        ff_dim=32,
-        num_text_blocks=1,
-        num_visual_blocks=2,
-        axes_dims=(4, 2, 2),
-        visual_cond=given,
-    )
+    transformer = randomized(kandinsky5(visual_cond=given), torch.float32)
     names = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
     scheduler = FlowMatchEulerDiscreteScheduler()
-    pipe = kind(
-        transformer=randomized(transformer, torch.float32), vae=vae.float(), scheduler=scheduler, **dict.fromkeys(names)
-    )
+    pipe = kind(transformer=transformer, vae=vae.float(), scheduler=scheduler, **dict.fromkeys(names))
     if hasattr(pipe, "resolutions"):
         pipe.resolutions = [(80, 48)]
     return pipe

@@ -16,8 +16,9 @@ from diffusers import (
 from diffusers.models.autoencoders.autoencoder_mmaudio import MMAudioVAE
 from diffusers.models.autoencoders.mmaudio_vocoder import MMAudioVocoder
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.pipelines.case import Case
 from tests.pipelines.video_parts import hunyuan_video_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _pipe(**changed: Any) -> Kandinsky6TI2VAPipeline:

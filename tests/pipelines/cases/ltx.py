@@ -11,31 +11,23 @@ from diffusers import (
     LTXI2VLongMultiPromptPipeline,
     LTXImageToVideoPipeline,
     LTXPipeline,
-    LTXVideoTransformer3DModel,
 )
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.parallel.video_families import ltx
+from tests.pipelines.case import Case
 from tests.pipelines.video_parts import kept, letters, ltx_autoencoder, pictures, t5_encoder
+from tests.tiny_models.weights import noise, randomized
 
 LEFT = {"LTXLatentUpsamplePipeline": "it has no denoiser: one network makes its latents larger in a single call"}
 
 
 def _pipe(kind: Any, scheduler: Any = None) -> Any:
-    transformer = LTXVideoTransformer3DModel(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=3,
-        attention_head_dim=8,
-        cross_attention_dim=24,
-        num_layers=2,
-        caption_channels=12,
-    )
     return kind(
         scheduler=scheduler or FlowMatchEulerDiscreteScheduler(),
         vae=ltx_autoencoder(),
         text_encoder=t5_encoder(),
         tokenizer=letters(),
-        transformer=randomized(transformer),
+        transformer=randomized(ltx(6, norm_elementwise_affine=False)),
     )
 
 

@@ -20,8 +20,9 @@ from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, LTX2TextConnector
 from diffusers.pipelines.ltx2.dfr_layout import epilogue_tiles
 from diffusers.pipelines.ltx2.pipeline_ltx2_hdr_lora import LTX2HDRReferenceCondition
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.pipelines.case import Case
 from tests.pipelines.video_parts import kept, ltx2_audio_autoencoder, ltx2_autoencoder, pictures
+from tests.tiny_models.weights import noise, randomized
 
 LEFT = {
     "LTX2LatentUpsamplePipeline": "it has no denoiser: one network makes its latents larger in a single call",

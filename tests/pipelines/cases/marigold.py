@@ -6,10 +6,11 @@ from typing import Any
 
 from diffusers import DDIMScheduler, MarigoldDepthPipeline, MarigoldIntrinsicsPipeline, MarigoldNormalsPipeline
 
-from tests.pipelines.case import Case, noise
+from tests.pipelines.case import Case
 from tests.pipelines.cases.stable_diffusion import WIDTH, unet
-from tests.pipelines.parts import kl_autoencoder
 from tests.pipelines.unet_parts import clip_text, clip_tokenizer
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise
 
 _TARGETS = ("albedo", "roughness")
 

@@ -12,7 +12,8 @@ from diffusers import (
     RFD4ProteinaTransformer,
 )
 
-from tests.pipelines.case import Case, randomized
+from tests.pipelines.case import Case
+from tests.tiny_models.weights import randomized
 
 _TOKENS, _RESIDUES, _KINDS = 7, 5, 2
 _TIMES = ("time_emb_bb_ca", "time_emb_local_latents")

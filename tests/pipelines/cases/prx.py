@@ -6,56 +6,33 @@ from typing import Any
 
 import torch
 from diffusers import (
-    AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
     JoyImageEditPipeline,
     JoyImageEditPlusPipeline,
-    JoyImageEditPlusTransformer3DModel,
-    JoyImageEditTransformer3DModel,
     PRXPipeline,
     PRXPixelPipeline,
-    PRXTransformer2DModel,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import Absent, coarse, kl_autoencoder, pil_picture
-
-
-def _transformer(channels: int) -> PRXTransformer2DModel:
-    settings = {"context_in_dim": 12, "hidden_size": 24, "num_heads": 3, "depth": 2, "axes_dim": [4, 4]}
-    return randomized(PRXTransformer2DModel(in_channels=channels, patch_size=2, **settings))
+from tests.parallel.image_families_pairs import joy, joy_plus
+from tests.parallel.image_families_sequences import prx
+from tests.pipelines.case import Case
+from tests.pipelines.parts import Absent, coarse, pil_picture, prompts
+from tests.tiny_models.autoencoders import kl_autoencoder, wan_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _latents() -> Any:
-    return PRXPipeline(_transformer(4), FlowMatchEulerDiscreteScheduler(), None, None, kl_autoencoder(shift_factor=0.1))
+    transformer, vae = randomized(prx(6, in_channels=4)), kl_autoencoder(shift_factor=0.1)
+    return PRXPipeline(transformer, FlowMatchEulerDiscreteScheduler(), None, None, vae)
 
 
 def _pixels() -> Any:
-    return PRXPixelPipeline(_transformer(3), FlowMatchEulerDiscreteScheduler(), None, None)
+    return PRXPixelPipeline(randomized(prx(6, in_channels=3)), FlowMatchEulerDiscreteScheduler(), None, None)
 
 
 def _joy(kind: Any, model: Any) -> Any:
-    transformer = model(
-        patch_size=[1, 2, 2],
-        in_channels=4,
-        hidden_size=24,
-        num_attention_heads=3,
-        text_dim=12,
-        mlp_width_ratio=2.0,
-        num_layers=2,
-        rope_dim_list=[2, 2, 4],
-    )
-    vae = AutoencoderKLWan(
-        base_dim=4,
-        z_dim=4,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-        latents_mean=[0.0] * 4,
-        latents_std=[1.0] * 4,
-    )
     scheduler = FlowMatchEulerDiscreteScheduler()
-    pipe = kind(scheduler, coarse(randomized(vae)), Absent(), None, randomized(transformer), None)
+    pipe = kind(scheduler, coarse(wan_autoencoder(base_dim=4)), Absent(), None, randomized(model(6)), None)
     pipe.vae_scale_factor_spatial *= 8
     if kind is JoyImageEditPlusPipeline:
         pipe.encode_prompt_multiple_images = _encoded  # what the language model would answer
@@ -71,18 +48,13 @@ def _encoded(prompt: list[str], **options: Any) -> tuple[torch.Tensor, torch.Ten
 def _call(samples: int) -> dict[str, Any]:
     keep = torch.ones(samples, 7, dtype=torch.bool)
     keep[-1, 5:] = False
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "prompt_attention_mask": keep,
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "negative_prompt_attention_mask": keep,
-        "use_resolution_binning": False,
-        "guidance_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(
+        samples,
+        prompt_attention_mask=keep,
+        negative_prompt_attention_mask=keep,
+        use_resolution_binning=False,
+        guidance_scale=3.0,
+    )
 
 
 def _small(samples: int) -> dict[str, Any]:
@@ -90,17 +62,12 @@ def _small(samples: int) -> dict[str, Any]:
 
 
 def _edited(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "prompt_embeds_mask": torch.ones(samples, 7, dtype=torch.int64),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "negative_prompt_embeds_mask": torch.ones(samples, 7, dtype=torch.int64),
-        "guidance_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(
+        samples,
+        prompt_embeds_mask=torch.ones(samples, 7, dtype=torch.int64),
+        negative_prompt_embeds_mask=torch.ones(samples, 7, dtype=torch.int64),
+        guidance_scale=3.0,
+    )
 
 
 def _edited_from_two(samples: int) -> dict[str, Any]:
@@ -115,13 +82,13 @@ HERE = (
     Case(name="PRXPixelPipeline", build=_pixels, call=_small, samples=1),
     Case(
         name="JoyImageEditPipeline",
-        build=lambda: _joy(JoyImageEditPipeline, JoyImageEditTransformer3DModel),
+        build=lambda: _joy(JoyImageEditPipeline, joy),
         call=lambda samples: _edited(samples) | {"image": pil_picture()},
         samples=1,
     ),
     Case(
         name="JoyImageEditPlusPipeline",
-        build=lambda: _joy(JoyImageEditPlusPipeline, JoyImageEditPlusTransformer3DModel),
+        build=lambda: _joy(JoyImageEditPlusPipeline, joy_plus),
         call=_edited_from_two,
         samples=1,
     ),

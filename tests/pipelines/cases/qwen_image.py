@@ -16,32 +16,23 @@ from diffusers import (
     QwenImageInpaintPipeline,
     QwenImageLayeredPipeline,
     QwenImagePipeline,
-    QwenImageTransformer2DModel,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import Absent, coarse, half_mask, picture, pil_picture, qwen_autoencoder
-
-_SETTINGS = {
-    "patch_size": 2,
-    "in_channels": 16,
-    "out_channels": 4,
-    "num_layers": 2,
-    "attention_head_dim": 8,
-    "num_attention_heads": 3,
-    "joint_attention_dim": 12,
-    "axes_dims_rope": (2, 2, 4),
-}
+from tests.parallel.image_families import qwen_image
+from tests.pipelines.case import Case
+from tests.pipelines.parts import Absent, coarse, half_mask, picture, pil_picture, prompts
+from tests.tiny_models.autoencoders import qwen_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _pipe(kind: Any, *, vae: Any = None, control: Any = None, **changed: Any) -> Any:
-    parts = {} if control is None else {"controlnet": randomized(QwenImageControlNetModel(**_SETTINGS | control))}
+    parts = {} if control is None else {"controlnet": randomized(qwen_image(6, QwenImageControlNetModel, **control))}
     return kind(
         scheduler=FlowMatchEulerDiscreteScheduler(),
         vae=vae or qwen_autoencoder(),
         text_encoder=Absent(),
         tokenizer=None,
-        transformer=randomized(QwenImageTransformer2DModel(**_SETTINGS | changed)),
+        transformer=randomized(qwen_image(6, **changed)),
         **parts,
     )
 
@@ -49,8 +40,7 @@ def _pipe(kind: Any, *, vae: Any = None, control: Any = None, **changed: Any) ->
 def _editor(kind: Any, channels: int = 3, **changed: Any) -> Any:
     # A picture with as many channels as latents have would be taken for latents.
     vae = qwen_autoencoder(input_channels=channels, z_dim=6, latents_mean=[0.0] * 6, latents_std=[1.0] * 6)
-    settings = _SETTINGS | {"in_channels": 24, "out_channels": 6} | changed
-    transformer = randomized(QwenImageTransformer2DModel(**settings))
+    transformer = randomized(qwen_image(6, in_channels=24, out_channels=6, **changed))
     pipe = kind(FlowMatchEulerDiscreteScheduler(), coarse(vae), Absent(), None, None, transformer)
     pipe.vae_scale_factor *= 8
     return pipe
@@ -59,17 +49,7 @@ def _editor(kind: Any, channels: int = 3, **changed: Any) -> Any:
 def _prompts(samples: int) -> dict[str, Any]:
     keep = noise(samples, 7, seed=8).abs() >= 0
     keep[-1, 5:] = False
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "prompt_embeds_mask": keep.long(),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "negative_prompt_embeds_mask": keep.long(),
-        "true_cfg_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(samples, prompt_embeds_mask=keep.long(), negative_prompt_embeds_mask=keep.long(), true_cfg_scale=3.0)
 
 
 def _from_image(samples: int) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from diffusers import (
     QwenImage21Transformer2DModel,
 )
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.pipelines.case import Case
 from tests.pipelines.parts import Absent
+from tests.tiny_models.autoencoders import wan_settings
+from tests.tiny_models.weights import noise, randomized
 
 
 class _Processor:
@@ -37,16 +39,7 @@ def _pipe() -> Any:
         context_in_dim=12,
         axes_dims_rope=(2, 2, 4),
     )
-    vae = AutoencoderKLQwenImage21(
-        base_dim=4,
-        decoder_base_dim=4,
-        z_dim=4,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-        latents_mean=[0.0] * 4,
-        latents_std=[1.0] * 4,
-    )
+    vae = AutoencoderKLQwenImage21(**wan_settings(base_dim=4, decoder_base_dim=4))
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
     return QwenImage21Pipeline(scheduler, vae.eval().double(), Absent(), _Processor(), randomized(transformer))
 

@@ -15,37 +15,16 @@ from diffusers import (
     SanaPipeline,
     SanaSprintImg2ImgPipeline,
     SanaSprintPipeline,
-    SanaTransformer2DModel,
     SanaWMPipeline,
     SanaWMTransformer3DModel,
     SCMScheduler,
 )
 
-from tests.parallel.image_families import KeepPrecision
-from tests.pipelines.case import Case, noise, randomized
+from tests.parallel.image_families import sana, sana_like
+from tests.pipelines.case import Case
 from tests.pipelines.parts import picture
 from tests.pipelines.video_parts import kept, ltx2_autoencoder, pictures
-
-_SETTINGS = {
-    "patch_size": 1,
-    "in_channels": 4,
-    "out_channels": 4,
-    "num_attention_heads": 3,
-    "attention_head_dim": 8,
-    "num_cross_attention_heads": 3,
-    "cross_attention_head_dim": 8,
-    "cross_attention_dim": 24,
-    "caption_channels": 12,
-    "mlp_ratio": 2.0,
-    "sample_size": 6,
-    "qk_norm": "rms_norm_across_heads",
-}
-
-
-def _exact(model: Any) -> Any:
-    for block in model.transformer_blocks:
-        block.attn1.set_processor(KeepPrecision())
-    return randomized(model)
+from tests.tiny_models.weights import noise, randomized
 
 
 def _autoencoder() -> AutoencoderDC:
@@ -75,17 +54,16 @@ def _autoencoder() -> AutoencoderDC:
 
 
 def _control() -> SanaControlNetModel:
-    settings = {name: value for name, value in _SETTINGS.items() if name != "qk_norm"}
-    return _exact(SanaControlNetModel(**settings, num_layers=1))
+    return randomized(sana_like(SanaControlNetModel, 6, num_layers=1))
 
 
 def _pipe(kind: Any, *, sprint: bool = False, **more: Any) -> Any:
-    settings = _SETTINGS | ({"guidance_embeds": True} if sprint else {})
+    sizes = {"guidance_embeds": True} if sprint else {}
     return kind(
         tokenizer=None,
         text_encoder=None,
         vae=_autoencoder(),
-        transformer=_exact(SanaTransformer2DModel(**settings, num_layers=2)),
+        transformer=randomized(sana(6, **sizes)),
         scheduler=SCMScheduler() if sprint else DPMSolverMultistepScheduler(),
         **more,
     )

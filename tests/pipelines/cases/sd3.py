@@ -7,7 +7,6 @@ from typing import Any
 from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     SD3ControlNetModel,
-    SD3Transformer2DModel,
     StableDiffusion3ControlNetInpaintingPipeline,
     StableDiffusion3ControlNetPipeline,
     StableDiffusion3Img2ImgPipeline,
@@ -17,30 +16,20 @@ from diffusers import (
     StableDiffusion3Pipeline,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import half_mask, kl_autoencoder, picture
+from tests.parallel.families import sd3
+from tests.pipelines.case import Case
+from tests.pipelines.parts import half_mask, picture, prompts
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
-_SETTINGS = {
-    "sample_size": 6,
-    "patch_size": 2,
-    "in_channels": 4,
-    "num_layers": 2,
-    "attention_head_dim": 8,
-    "num_attention_heads": 3,
-    "joint_attention_dim": 12,
-    "caption_projection_dim": 24,
-    "pooled_projection_dim": 10,
-    "out_channels": 4,
-    "pos_embed_max_size": 32,
-}
+#: Text and picture in two blocks that are alike.
+_SIZES = {"num_layers": 2, "dual_attention_layers": (), "qk_norm": None}
 
 
 def _pipe(kind: Any, *, channels: int = 4, **more: Any) -> Any:
     encoders = {f"{part}{number}": None for part in ("text_encoder", "tokenizer") for number in ("", "_2", "_3")}
     return kind(
-        transformer=randomized(
-            SD3Transformer2DModel(**_SETTINGS | {"in_channels": channels, "out_channels": channels})
-        ),
+        transformer=randomized(sd3(6, in_channels=channels, out_channels=channels, **_SIZES)),
         scheduler=FlowMatchEulerDiscreteScheduler(),
         vae=kl_autoencoder(shift_factor=0.1, latent_channels=channels),
         **encoders,
@@ -49,21 +38,16 @@ def _pipe(kind: Any, *, channels: int = 4, **more: Any) -> Any:
 
 
 def _control(**changed: Any) -> SD3ControlNetModel:
-    return randomized(SD3ControlNetModel(**_SETTINGS | changed))
+    return randomized(sd3(6, SD3ControlNetModel, **_SIZES | changed))
 
 
 def _prompts(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "pooled_prompt_embeds": noise(samples, 10, seed=3),
-        "negative_pooled_prompt_embeds": noise(samples, 10, seed=4),
-        "guidance_scale": 3.0,
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return prompts(
+        samples,
+        pooled_prompt_embeds=noise(samples, 10, seed=3),
+        negative_pooled_prompt_embeds=noise(samples, 10, seed=4),
+        guidance_scale=3.0,
+    )
 
 
 def _from_image(samples: int) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import Any
 from diffusers import HeunDiscreteScheduler, PriorTransformer, ShapEImg2ImgPipeline, ShapEPipeline
 from transformers import CLIPTextModelWithProjection, CLIPVisionModel
 
-from tests.pipelines.case import Case, randomized
+from tests.pipelines.case import Case
 from tests.pipelines.unet_parts import clip_pictures, clip_text, clip_tokenizer, clip_vision, photo
+from tests.tiny_models.weights import randomized
 
 _WIDTH = 8
 

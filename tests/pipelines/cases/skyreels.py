@@ -13,25 +13,18 @@ from diffusers import (
     SkyReelsV2Transformer3DModel,
 )
 
-from tests.pipelines.case import Case, randomized
-from tests.pipelines.cases.wan import SEEING, prompts, unipc
-from tests.pipelines.video_parts import clip_vision, clip_vision_processor, pictures, wan_autoencoder
+from tests.parallel.video_families import wan_like
+from tests.pipelines.case import Case
+from tests.pipelines.cases.wan import SEEING, unipc
+from tests.pipelines.parts import prompts
+from tests.pipelines.unet_parts import clip_pictures
+from tests.pipelines.video_parts import clip_vision, pictures
+from tests.tiny_models.autoencoders import wan_autoencoder
+from tests.tiny_models.weights import randomized
 
 
 def _pipe(kind: Any, more: Any = None, **changed: Any) -> Any:
-    settings = {
-        "patch_size": (1, 2, 2),
-        "num_attention_heads": 3,
-        "attention_head_dim": 8,
-        "in_channels": 4,
-        "out_channels": 4,
-        "text_dim": 12,
-        "freq_dim": 8,
-        "ffn_dim": 32,
-        "num_layers": 2,
-        "rope_max_seq_len": 32,
-    }
-    transformer = randomized(SkyReelsV2Transformer3DModel(**settings | changed))
+    transformer = randomized(wan_like(SkyReelsV2Transformer3DModel, **changed))
     parts = {"tokenizer": None, "text_encoder": None, "vae": wan_autoencoder(), "scheduler": unipc()}
     return kind(transformer=transformer, **parts, **more or {})
 
@@ -54,7 +47,7 @@ HERE = (
         name="SkyReelsV2ImageToVideoPipeline",
         build=lambda: _pipe(
             SkyReelsV2ImageToVideoPipeline,
-            {"image_encoder": clip_vision(), "image_processor": clip_vision_processor()},
+            {"image_encoder": clip_vision(), "image_processor": clip_pictures(16)},
             **SEEING,
         ),
         call=_from_picture,

@@ -6,54 +6,32 @@ from typing import Any
 
 import torch
 from diffusers import (
-    AutoencoderOobleck,
     AutoencoderSAME,
     EDMDPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
     StableAudio3AudioToAudioPipeline,
-    StableAudio3DiTModel,
     StableAudio3InpaintPipeline,
     StableAudio3Pipeline,
-    StableAudioDiTModel,
     StableAudioPipeline,
 )
 from diffusers.pipelines.stable_audio import StableAudioProjectionModel
 from diffusers.pipelines.stable_audio_3 import StableAudio3DurationEmbedder
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.parallel.video_families_2026 import stable_audio, stable_audio_3
+from tests.pipelines.case import Case
 from tests.pipelines.video_parts import kept
+from tests.tiny_models.autoencoders import oobleck_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _stable_audio() -> StableAudioPipeline:
-    transformer = StableAudioDiTModel(
-        sample_size=9,
-        in_channels=4,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=4,
-        num_key_value_attention_heads=2,
-        out_channels=4,
-        cross_attention_dim=12,
-        time_proj_dim=8,
-        global_states_input_dim=24,
-        cross_attention_input_dim=12,
-    )
     projection = StableAudioProjectionModel(text_encoder_dim=12, conditioning_dim=12, min_value=0, max_value=32)
-    vae = AutoencoderOobleck(
-        encoder_hidden_size=8,
-        downsampling_ratios=[1, 2],
-        channel_multiples=[1, 2],
-        decoder_channels=4,
-        decoder_input_channels=4,
-        audio_channels=2,
-        sampling_rate=8,
-    )
     return StableAudioPipeline(
-        vae=randomized(vae),
+        vae=oobleck_autoencoder(),
         text_encoder=None,
         projection_model=randomized(projection),
         tokenizer=None,
-        transformer=randomized(transformer),
+        transformer=randomized(stable_audio(9, sample_size=9)),
         scheduler=EDMDPMSolverMultistepScheduler(solver_order=2, prediction_type="v_prediction", sigma_data=1.0),
     )
 
@@ -72,18 +50,6 @@ def _call(samples: int) -> dict[str, Any]:
 
 
 def _third(kind: Any, **changed: Any) -> Any:
-    settings = {
-        "io_channels": 4,
-        "embed_dim": 24,
-        "depth": 2,
-        "num_heads": 3,
-        "cond_token_dim": 12,
-        "global_cond_dim": 12,
-        "local_add_cond_dim": 5,
-        "timestep_features_dim": 8,
-        "ff_mult": 2.0,
-        "num_memory_tokens": 3,
-    }
     vae = AutoencoderSAME(
         audio_channels=2,
         patch_size=4,
@@ -101,7 +67,7 @@ def _third(kind: Any, **changed: Any) -> Any:
         text_encoder=None,
         tokenizer=None,
         duration_embedder=randomized(embedder),
-        transformer=randomized(StableAudio3DiTModel(**settings | changed)),
+        transformer=randomized(stable_audio_3(6, **changed)),
         scheduler=FlowMatchEulerDiscreteScheduler(),
     )
 

@@ -27,25 +27,22 @@ from diffusers import (
 from diffusers.models.attention_processor import IPAdapterAttnProcessor2_0
 from diffusers.models.embeddings import ImageProjection, MultiIPAdapterImageProjection
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import kl_autoencoder
+from tests.parallel.unets import plain_unet
+from tests.pipelines.case import Case
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 WIDTH = 12
 SIZE = {"height": 64, "width": 80}
 
 
 def unet(**changed: Any) -> UNet2DConditionModel:
-    settings = {
-        "sample_size": 16,
+    sizes = {
         "block_out_channels": (8, 16),
-        "layers_per_block": 1,
         "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
         "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
-        "cross_attention_dim": WIDTH,
-        "attention_head_dim": 4,
-        "norm_num_groups": 4,
     }
-    return randomized(UNet2DConditionModel(**settings | changed))
+    return randomized(plain_unet(**sizes | changed))
 
 
 def with_image_prompts(model: Any, adapters: int) -> Any:

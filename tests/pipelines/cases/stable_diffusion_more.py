@@ -23,10 +23,11 @@ from diffusers import (
 from diffusers.pipelines.stable_diffusion import StableUnCLIPImageNormalizer
 from transformers import CLIPTextModelWithProjection
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.pipelines.case import Case
 from tests.pipelines.cases.stable_diffusion import SIZE, WIDTH, picture, plain, prompts, unet
-from tests.pipelines.parts import kl_autoencoder
 from tests.pipelines.unet_parts import clip_text, clip_tokenizer, clip_vision, prior
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 POOLED = 10
 #: Numbers that the latent upscaler is told the noise of its picture by.

@@ -29,10 +29,11 @@ from diffusers import (
     UNet2DConditionModel,
 )
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.pipelines.case import Case
 from tests.pipelines.cases import stable_diffusion
 from tests.pipelines.cases.stable_diffusion import PAG, SIZE, controlled, picture, with_image_prompts
-from tests.pipelines.parts import kl_autoencoder
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 POOLED = 10
 #: Numbers that a picture's sizes are given by: six where the model is not told how beautiful it shall be.

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from diffusers import EulerDiscreteScheduler, StableVideoDiffusionPipeline, UNetSpatioTemporalConditionModel
+from diffusers import EulerDiscreteScheduler, StableVideoDiffusionPipeline
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import kl_autoencoder
+from tests.parallel.video_unets import spatio_temporal
+from tests.pipelines.case import Case
 from tests.pipelines.unet_parts import clip_pictures, clip_vision
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 _WIDTH = 12
 
 
 def _pipe() -> Any:
-    unet = UNetSpatioTemporalConditionModel(
-        in_channels=8,
-        out_channels=4,
-        block_out_channels=(32, 64),  # its norms have 32 groups
-        down_block_types=("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
-        up_block_types=("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"),
-        addition_time_embed_dim=4,
-        projection_class_embeddings_input_dim=12,
-        layers_per_block=1,
-        cross_attention_dim=_WIDTH,
-        num_attention_heads=(2, 2),
-        num_frames=3,
-    )
     return StableVideoDiffusionPipeline(
         vae=kl_autoencoder(),  # type: ignore[arg-type]
         image_encoder=clip_vision(_WIDTH),
-        unet=randomized(unet, scale=0.1),
+        unet=randomized(spatio_temporal(in_channels=8), scale=0.1),
         scheduler=EulerDiscreteScheduler(prediction_type="v_prediction"),
         feature_extractor=clip_pictures(),
     )

@@ -16,12 +16,13 @@ from diffusers import (
     UNet2DModel,
 )
 
-from tests.pipelines.case import Case, noise, randomized
+from tests.pipelines.case import Case
 from tests.pipelines.cases import stable_diffusion
 from tests.pipelines.cases.kandinsky import movq
 from tests.pipelines.cases.stable_diffusion import WIDTH
-from tests.pipelines.parts import kl_autoencoder
 from tests.pipelines.unet_parts import clip_text, clip_tokenizer
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 _STEPS = {"num_inference_steps": 2, "output_type": "np"}
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from diffusers import (
     AllegroPipeline,
-    AllegroTransformer3DModel,
     AnyFlowFARPipeline,
     AnyFlowFARTransformer3DModel,
     AnyFlowPipeline,
@@ -18,13 +17,11 @@ from diffusers import (
     DDIMScheduler,
     EasyAnimateInpaintPipeline,
     EasyAnimatePipeline,
-    EasyAnimateTransformer3DModel,
     FlowMapEulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     HeliosPipeline,
     HeliosPyramidPipeline,
     HeliosScheduler,
-    HeliosTransformer3DModel,
     MotifVideoImage2VideoPipeline,
     MotifVideoPipeline,
     MotifVideoTransformer3DModel,
@@ -33,8 +30,12 @@ from diffusers import (
     SanaVideoTransformer3DModel,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.video_parts import kept, pictures, wan_autoencoder
+from tests.parallel.video_families_2026 import allegro, any_flow, easy_animate, helios
+from tests.pipelines.case import Case
+from tests.pipelines.parts import prompts
+from tests.pipelines.video_parts import kept, pictures
+from tests.tiny_models.autoencoders import wan_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 LEFT = {"EasyAnimateControlPipeline": "its own call passes an argument that its encode_prompt does not take"}
 
@@ -46,20 +47,9 @@ _NO_TEXT = {"tokenizer": None, "text_encoder": None}
 _TOLERANCE = 1e-4
 
 
-def _prompts(samples: int) -> dict[str, Any]:
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
-
-
 def _masked(samples: int) -> dict[str, Any]:
     masks = {"prompt_attention_mask": kept(samples), "negative_prompt_attention_mask": kept(samples, present=3)}
-    return _prompts(samples) | masks
+    return prompts(samples) | masks
 
 
 def _video(samples: int) -> dict[str, Any]:
@@ -67,17 +57,7 @@ def _video(samples: int) -> dict[str, Any]:
 
 
 def _allegro() -> AllegroPipeline:
-    transformer = AllegroTransformer3DModel(
-        num_attention_heads=3,
-        attention_head_dim=12,
-        **_CHANNELS,
-        num_layers=2,
-        cross_attention_dim=36,
-        sample_width=10,
-        sample_height=6,
-        sample_frames=3,
-        caption_channels=12,
-    )
+    transformer = allegro(6, sample_width=10)
     vae = AutoencoderKLAllegro(block_out_channels=(4, 4, 4, 4), layers_per_block=1, norm_num_groups=2)
     return AllegroPipeline(
         vae=randomized(vae), transformer=randomized(transformer), scheduler=DDIMScheduler(), **_NO_TEXT
@@ -85,23 +65,12 @@ def _allegro() -> AllegroPipeline:
 
 
 def _easy(kind: Any, **changed: Any) -> Any:
-    settings = {
-        "num_attention_heads": 3,
-        "attention_head_dim": 16,
-        **_CHANNELS,
-        "patch_size": 2,
-        "num_layers": 2,
-        "mmdit_layers": 1,
-        "time_embed_dim": 8,
-        "text_embed_dim": 12,
-        "sample_width": 10,
-        "sample_height": 6,
-    }
+    transformer = easy_animate(6, sample_width=10, sample_height=6, **changed)
     vae = AutoencoderKLMagvit(latent_channels=4, block_out_channels=[4, 4, 4, 4], layers_per_block=1, norm_num_groups=2)
     vae.register_to_config(cache_mag_vae=False)  # asked for in the inpainting pipeline, and in no class' defaults
     return kind(
         vae=randomized(vae),
-        transformer=randomized(EasyAnimateTransformer3DModel(**settings | changed)),
+        transformer=randomized(transformer),
         scheduler=FlowMatchEulerDiscreteScheduler(),
         **_NO_TEXT,
     )
@@ -163,19 +132,9 @@ def _sana_call(samples: int) -> dict[str, Any]:
 
 
 def _helios(kind: Any, stages: int, **more: Any) -> Any:
-    transformer = HeliosTransformer3DModel(
-        **_HEADS,
-        **_CHANNELS,
-        text_dim=12,
-        freq_dim=8,
-        ffn_dim=32,
-        num_layers=2,
-        rope_dim=(4, 2, 2),
-        is_amplify_history=True,
-    )
     return kind(
         vae=wan_autoencoder(),
-        transformer=randomized(transformer),
+        transformer=randomized(helios(6)),
         # With the gamma of its default, 1/3, the covariance of the noise between stages is singular.
         scheduler=HeliosScheduler(stages=stages, gamma=0.25),
         **_NO_TEXT,
@@ -185,7 +144,7 @@ def _helios(kind: Any, stages: int, **more: Any) -> Any:
 
 def _helios_call(samples: int) -> dict[str, Any]:
     chunks = {"num_latent_frames_per_chunk": 3, "history_sizes": [4, 2, 1], "num_frames": 18}
-    return _prompts(samples) | chunks
+    return prompts(samples) | chunks
 
 
 def _pyramid_call(samples: int) -> dict[str, Any]:
@@ -200,19 +159,9 @@ def _pyramid_call(samples: int) -> dict[str, Any]:
 
 
 def _any_flow(kind: Any, model: Any, **changed: Any) -> Any:
-    transformer = model(
-        **_HEADS,
-        **_CHANNELS,
-        text_dim=12,
-        freq_dim=8,
-        ffn_dim=32,
-        num_layers=2,
-        rope_max_seq_len=32,
-        **changed,
-    )
     return kind(
         vae=wan_autoencoder(),
-        transformer=randomized(transformer),
+        transformer=randomized(any_flow(6, model, **changed)),
         scheduler=FlowMapEulerDiscreteScheduler(),
         **_NO_TEXT,
     )
@@ -267,7 +216,7 @@ HERE = (
     Case(
         name="AnyFlowPipeline",
         build=lambda: _any_flow(AnyFlowPipeline, AnyFlowTransformer3DModel),
-        call=lambda samples: _prompts(samples) | {"num_frames": 9, "guidance_scale": 3.0},
+        call=lambda samples: prompts(samples) | {"num_frames": 9, "guidance_scale": 3.0},
     ),
     Case(
         name="AnyFlowFARPipeline",
@@ -275,6 +224,6 @@ HERE = (
         build=lambda: _any_flow(
             AnyFlowFARPipeline, AnyFlowFARTransformer3DModel, chunk_partition=(1, 1, 1, 1), full_chunk_limit=2
         ),
-        call=lambda samples: _prompts(samples) | {"num_frames": 13, "guidance_scale": 3.0, "height": 64, "width": 96},
+        call=lambda samples: prompts(samples) | {"num_frames": 13, "guidance_scale": 3.0, "height": 64, "width": 96},
     ),
 )

@@ -19,24 +19,17 @@ from diffusers import (
     WanVideoToVideoPipeline,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.video_parts import clip_vision, clip_vision_processor, pictures, wan_autoencoder
+from tests.parallel.video_families import wan_like
+from tests.pipelines.case import Case
+from tests.pipelines.parts import prompts
+from tests.pipelines.unet_parts import clip_pictures
+from tests.pipelines.video_parts import clip_vision, pictures
+from tests.tiny_models.autoencoders import wan_autoencoder
+from tests.tiny_models.weights import randomized
 
 
 def _transformer(kind: Any = WanTransformer3DModel, **changed: Any) -> Any:
-    settings = {
-        "patch_size": (1, 2, 2),
-        "num_attention_heads": 3,
-        "attention_head_dim": 8,
-        "in_channels": 4,
-        "out_channels": 4,
-        "text_dim": 12,
-        "freq_dim": 8,
-        "ffn_dim": 32,
-        "num_layers": 2,
-        "rope_max_seq_len": 32,
-    }
-    return randomized(kind(**settings | changed))
+    return randomized(wan_like(kind, **changed))
 
 
 def unipc() -> UniPCMultistepScheduler:
@@ -50,19 +43,7 @@ def _pipe(kind: Any, transformer: Any, **more: Any) -> Any:
 
 
 def _seeing(kind: Any, transformer: Any) -> Any:
-    return _pipe(kind, transformer, image_encoder=clip_vision(), image_processor=clip_vision_processor())
-
-
-def prompts(samples: int) -> dict[str, Any]:
-    """Prompts as embeddings, and the size of a small video."""
-    return {
-        "prompt_embeds": noise(samples, 7, 12, seed=1),
-        "negative_prompt_embeds": noise(samples, 7, 12, seed=2),
-        "num_inference_steps": 2,
-        "output_type": "latent",
-        "height": 48,
-        "width": 80,
-    }
+    return _pipe(kind, transformer, image_encoder=clip_vision(), image_processor=clip_pictures(16))
 
 
 def _video(samples: int) -> dict[str, Any]:

@@ -17,23 +17,15 @@ from diffusers import (
     ZImageTransformer2DModel,
 )
 
-from tests.pipelines.case import Case, noise, randomized
-from tests.pipelines.parts import half_mask, kl_autoencoder, picture, pil_picture
+from tests.parallel.image_families import z_image
+from tests.pipelines.case import Case
+from tests.pipelines.parts import half_mask, picture, pil_picture
+from tests.tiny_models.autoencoders import kl_autoencoder
+from tests.tiny_models.weights import noise, randomized
 
 
 def _transformer(**changed: Any) -> ZImageTransformer2DModel:
-    settings = {
-        "in_channels": 4,
-        "dim": 24,
-        "n_layers": 2,
-        "n_refiner_layers": 1,
-        "n_heads": 3,
-        "n_kv_heads": 3,
-        "cap_feat_dim": 12,
-        "axes_dims": [2, 2, 4],
-        "axes_lens": [256, 64, 64],
-    }
-    return randomized(ZImageTransformer2DModel(**settings | changed))
+    return randomized(z_image(6, axes_lens=[256, 64, 64], **changed))
 
 
 def _control(channels: int = 4) -> ZImageControlNetModel:

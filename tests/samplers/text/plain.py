@@ -9,28 +9,17 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from tests.tiny_models.text import causal_model
 
 VOCAB, MASK = 40, 39
 
 
 def llama(seed: int = 0, **more: object) -> LlamaForCausalLM:
     """A tiny model whose guesses are neither certain nor even."""
-    torch.manual_seed(seed)
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": VOCAB,
-        "max_position_embeddings": 128,
-        "eos_token_id": None,
-        "bos_token_id": None,
-        "pad_token_id": None,
-        "initializer_range": 0.25,
-    }
-    return LlamaForCausalLM(LlamaConfig(**{**sizes, **more})).eval()
+    ends = dict.fromkeys(("eos_token_id", "pad_token_id"))
+    return causal_model("llama", seed, **{**ends, "vocab_size": VOCAB, "initializer_range": 0.25, **more}).float()
 
 
 def probabilities(model: PreTrainedModel, tokens: list[int], sees: Tensor, shifted: bool) -> Tensor:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
-    LlamaConfig,
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
@@ -21,7 +20,7 @@ from transformers import (
 from partsong import SpeculativeDecoder
 from partsong.errors import ArgumentError, UnsupportedError
 from tests.reasoning.drafters import at_random, knowing
-from tests.reasoning.local_models import LETTERS, tokenizer
+from tests.reasoning.local_models import LETTERS, llama, tokenizer
 from tests.samplers.text import plain
 
 VOCABULARY = len(LETTERS) + 2
@@ -32,11 +31,7 @@ FOLDER = Path(__file__).parents[3] / "recipes" / "custom_generate"
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    torch.manual_seed(5)
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY}
-    config = LlamaConfig(**sizes, pad_token_id=PAD, eos_token_id=EOS, bos_token_id=None, initializer_range=0.4)
-    return LlamaForCausalLM(config).double().eval()
+    return llama(5, max_position_embeddings=2048)
 
 
 def batch(prompts: list[list[int]] = PROMPTS) -> dict[str, Tensor]:
