@@ -302,6 +302,7 @@ def test_a_call_that_kills_engines_is_given_up(ray: Any) -> None:
     assert asyncio.run(main()).text
 
 
+@pytest.mark.full
 def test_an_actor_is_started_anew_and_calls_wait_for_it(ray: Any) -> None:
     async def main() -> tuple[Completion, Completion]:
         engine = RayEngine(factory=Own, num_engines=1, restarts=1)
