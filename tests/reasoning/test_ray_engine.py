@@ -1,7 +1,4 @@
-"""`RayEngine` on a real Ray of this machine: where calls go, what deaths cost, and problems that survive one.
-
-Needs Ray and skips itself where it is not installed (``pip install 'partsong[scale]'``).
-"""
+"""`RayEngine` on a real Ray of this machine: where calls go, what deaths cost, and problems that survive one."""
 
 from __future__ import annotations
 
