@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left |= {item for item in items if places[file_of(item.nodeid)] != number % count}
     config.hook.pytest_deselected(items=left)
     kept = (item for item in items if item not in left)
-    items[:] = sorted(kept, key=lambda item: -seconds[file_of(item.nodeid)])
+    by_scope = file_seconds.by_scope(seconds)
+    items[:] = sorted(kept, key=lambda item: -by_scope[file_seconds.scope_of(file_of(item.nodeid))])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives whole files to a process, and those that share a thing that starts slowly to the same one."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByScope(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return file_seconds.scope_of(file_of(nodeid))
+
+    return ByScope(config, log)
 
 
 def pytest_collection_finish() -> None:

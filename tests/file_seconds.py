@@ -16,7 +16,7 @@ import pytest
 
 from tests import covering
 
-__all__ = ["REASONS", "Watch", "file_of", "known", "over_budget", "shard_of"]
+__all__ = ["REASONS", "Watch", "by_scope", "file_of", "known", "over_budget", "scope_of", "shard_of"]
 
 _FILE = Path(__file__).with_suffix(".json")
 #: What a file takes that no run has measured yet.
@@ -27,6 +27,9 @@ SHARE = 0.025
 
 #: Files that may take more, each with its share and the reason.
 REASONS: dict[str, tuple[float, str]] = {}
+
+#: Files of tests/serving that share a living server, which takes seconds to start: one process runs them all.
+LIVING = {f"tests/serving/test_{name}.py" for name in ("edits", "faults", "page_live", "pictures")}
 
 #: How many of the slowest tests a run prints.
 SLOWEST = 20
@@ -41,6 +44,23 @@ def file_of(nodeid: str) -> str:
     'tests/test_cli.py'
     """
     return nodeid.split("::")[0]
+
+
+def scope_of(file: str) -> str:
+    """Returns what a process runs as a whole with a file: mostly the file alone."""
+    return "tests/serving" if file in LIVING else file
+
+
+def by_scope(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Adds up the seconds of files that one process runs together.
+
+    >>> by_scope({"tests/serving/test_edits.py": 3.0, "tests/serving/test_faults.py": 4.0, "tests/test_cli.py": 5.0})
+    {'tests/serving': 7.0, 'tests/test_cli.py': 5.0}
+    """
+    together: Counter[str] = Counter()
+    for file, took in seconds.items():
+        together[scope_of(file)] += took
+    return dict(together)
 
 
 def known(files: Iterable[str]) -> dict[str, float]:

@@ -24,11 +24,27 @@ FEW = ("ulysses", "ring", "displaced-patch")
 CALLED = dict(zip(FEW, ("Ulysses", "Ring", "DisplacedPatch") if covering.FULL else FEW, strict=True))
 
 
+#: Which strategies the planner may choose where messages cost nothing.
+EXACT = {"Ring", "Ulysses", "TensorParallel"}
+#: A mix of which one part alone has ranks.
+MIXED = "ring+cfg-parallel:degree=1"
+
+
+def calibrated(folder: Path, bandwidth: float) -> None:
+    """Files the measurements of a machine whose links carry so many bytes per second."""
+    device = Device(name="t", flops=1e9, bandwidth=1e9, memory=1e9, dispatch=1e-6, host=True)
+    link = Link(name="t", latency=0.0, bandwidth=bandwidth)
+    known = Calibration(name="t", device=device, link=link, ranks=2, slots=2, alone=1.0, spread=1.1, raw={})
+    known.write(folder / f"{hardware_name()}-2-ranks.json")
+
+
 @functools.cache
 def measured() -> tuple[list[dict], set[str]]:
     """The rows, and the names of the ranges in the trace of a step."""
-    with tempfile.TemporaryDirectory() as folder:
-        traces, few = Path(folder) / "traces", () if covering.FULL else FEW
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        traces, few = Path(folder) / "traces", () if covering.FULL else (*FEW, "auto", MIXED)
+        patch.setenv("PARTSONG_CALIBRATIONS", folder)
+        calibrated(Path(folder), 1e12)
         found = run(nproc=2, repeats=1, models=("wan-like",), tokens=(64,), profile=traces, strategies=few)
         trace = json.loads((Path(folder) / "traces" / "wan-like-64.json").read_text(encoding="utf-8"))
     names = {event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"}
@@ -52,7 +68,9 @@ def test_every_case_has_a_row() -> None:
     cases = [row["case"] for row in rows()]
     assert all(row["seconds_median"] > 0 for row in rows())
     if not covering.FULL:
-        assert cases == ["serial", LIMIT, *FEW, "diffusers Ulysses", "diffusers ring"]
+        auto = cases.pop(2 + len(FEW))
+        assert auto.removeprefix("auto: ") in EXACT, "with links that cost nothing any exact split wins"
+        assert cases == ["serial", LIMIT, *FEW, MIXED, "diffusers Ulysses", "diffusers ring"]
         return
     by_wire = ["Ulysses(wire='int8')", "Ring(wire='int8')"]
     displaced = ["DisplacedPatch", "DisplacedPatch(wire='int8')", "DisplacedPatch(wire='1bit')"]
@@ -74,31 +92,19 @@ def test_bytes_are_those_of_the_formula() -> None:
     assert row["bytes_sent_per_step"] == tokens // 2 * (layers * 2 * width + gathered) * 4 + compared
 
 
-@pytest.mark.parametrize(
-    ("bandwidth", "choice"),
-    [(1e12, {"Ring", "Ulysses", "TensorParallel"}), pytest.param(1e3, {"serial"}, marks=pytest.mark.full)],
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("bandwidth", "choice"), [(1e12, EXACT), (1e3, {"serial"})])
 def test_auto_is_what_the_planner_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bandwidth: float, choice: set[str]
 ) -> None:
     """With links that cost nothing any exact split wins, and with links that carry nothing none does."""
     monkeypatch.setenv("PARTSONG_CALIBRATIONS", str(tmp_path))
-    device = Device(name="t", flops=1e9, bandwidth=1e9, memory=1e9, dispatch=1e-6, host=True)
-    link = Link(name="t", latency=0.0, bandwidth=bandwidth)
-    known = Calibration(name="t", device=device, link=link, ranks=2, slots=2, alone=1.0, spread=1.1, raw={})
-    known.write(tmp_path / f"{hardware_name()}-2-ranks.json")
-    found = run(
-        nproc=2,
-        repeats=1,
-        models=("wan-like",),
-        tokens=(64,),
-        peers=False,
-        strategies=("auto", "ring+cfg-parallel:degree=1"),
-    )
-    cases = [row["case"] for row in found]
+    calibrated(tmp_path, bandwidth)
+    given = {"nproc": 2, "repeats": 1, "models": ("wan-like",), "tokens": (64,), "peers": False}
+    cases = [row["case"] for row in run(**given, strategies=("auto", MIXED))]
     assert cases[:2] == ["serial", LIMIT]
     assert cases[2].removeprefix("auto: ") in choice
-    assert cases[3:] == ["ring+cfg-parallel:degree=1"]
+    assert cases[3:] == [MIXED]
 
 
 def test_auto_wants_a_machine_that_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ def test_a_run_that_was_stopped_is_resumed(folders: dict[str, Path], tmp_path: P
 
 
 def test_the_zoo_animates_a_caption_and_reads_it_back(tmp_path: Path) -> None:
-    knobs = ("--frames", 47, "--nproc", 2, "--strategy", "dual-parallel:block_frames=8", "--compare", "--steps", 10)
+    knobs = ("--frames", 47, "--nproc", 2, "--strategy", "dual-parallel:block_frames=8", "--compare", "--steps", 6)
     json_path = tmp_path / "r.json"
     assert run("video", "a big red circle moves right", *knobs, "--out", tmp_path / "v.mp4", "--json", json_path) == 0
     result = json.loads(json_path.read_text(encoding="utf-8"))

@@ -106,7 +106,10 @@ NOT_RUN = {
 }
 
 #: Blocks of which less is run here: what ``make test-full`` runs as printed, and what stands in its place otherwise.
-LESS = {("docs/methods/hogwild.md", 0): ("max_tokens=200", "max_tokens=10")}
+LESS = {
+    ("docs/methods/hogwild.md", 0): ("max_tokens=200", "max_tokens=10"),
+    ("docs/scaling-out.md", 0): ('**MODELS["shapes"].defaults', "num_inference_steps=2"),
+}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,19 +52,13 @@ think-twice = tiny_song:think_twice
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process that has the tiny package installed."""
-    folder = tmp_path_factory.mktemp("tiny")
-    wheel, target = folder / "tiny_song-1.0-py3-none-any.whl", folder / "site"
-    info = "tiny_song-1.0.dist-info"
-    with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr("tiny_song.py", CODE)
-        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-song\nVersion: 1.0\n")
-        file.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        file.writestr(f"{info}/entry_points.txt", ENTRIES)
-        file.writestr(f"{info}/RECORD", "")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True)
+    target = tmp_path_factory.mktemp("site")
+    info = target / "tiny_song-1.0.dist-info"
+    info.mkdir()
+    # What pip would unpack of a wheel.
+    (target / "tiny_song.py").write_text(CODE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-song\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRIES)
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), *filter(None, sys.path)])}
 
 

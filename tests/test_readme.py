@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import diffusers
+import pytest
 import torch
 
-from partsong import Ring, predict
+from partsong import Ring, launch, predict
 from partsong.planner import MODELS
 from partsong.planner.calls import Size
 from partsong.zoo import MODELS as ZOO
@@ -33,12 +37,23 @@ def test_readme_report_is_what_predict_says() -> None:
     assert reports == [f"{predict(model, Ring(), ranks=2, **inputs)}\n"]
 
 
-def test_readme_example_runs_with_a_small_model(tmp_path: Path) -> None:
-    """Under torchrun, as README says; the zoo's model stands in for the large one."""
+def printed_by(script: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(script, run_name="__main__")
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("torchrun", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_readme_example_runs_with_a_small_model(tmp_path: Path, torchrun: bool) -> None:
+    """Under torchrun, as README says, and on ranks of `launch`; the zoo's model stands in for the large one."""
     body = examples(README)[0].replace("black-forest-labs/FLUX.1-dev", str(ZOO["shapes"].folder))
-    body = body.replace("height=1024, width=1024", "num_inference_steps=4").replace("bfloat16", "float32")
+    body = body.replace("height=1024, width=1024", "num_inference_steps=2").replace("bfloat16", "float32")
     script = tmp_path / "draw.py"
     script.write_text(body + "    assert image.size == (64, 64)\n")
+    if not torchrun:
+        said = launch(printed_by, 2, str(script))
+        assert "over 2 ranks (ring)" in said and "rank 1 sends" in said
+        return
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)

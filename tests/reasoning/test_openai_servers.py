@@ -73,7 +73,7 @@ async def answers(server: LocalServer, *requests: Request, **options: Any) -> li
 # --- both servers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["llama", "transformers"])
+@pytest.fixture(params=["llama", pytest.param("transformers", marks=pytest.mark.full)])
 def server(request: pytest.FixtureRequest) -> LocalServer:
     return request.getfixturevalue(request.param)
 
@@ -195,6 +195,7 @@ def test_cancelling_frees_a_slot_of_llama(llama: LocalServer) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.full
 def test_cancelling_frees_transformers(transformers: LocalServer) -> None:
     """It answers one call at a time, so the next one shows whether the last has ended."""
 
@@ -250,11 +251,13 @@ def test_llama_refuses_what_is_too_long(llama: LocalServer) -> None:
         asyncio.run(answers(llama, asked(0, text)))
 
 
+@pytest.mark.full
 def test_transformers_serves_no_log_probabilities(transformers: LocalServer) -> None:
     with pytest.raises(RequestRefusedError, match="were asked for and the server sent none"):
         asyncio.run(answers(transformers, asked(logprobs=2)))
 
 
+@pytest.mark.full
 def test_transformers_refuses_another_model(transformers: LocalServer) -> None:
     engine = transformers.engine(patience=SOON)
     engine.dialect.model = "another"
@@ -262,11 +265,13 @@ def test_transformers_refuses_another_model(transformers: LocalServer) -> None:
         asyncio.run(engine.generate(asked()))
 
 
+@pytest.mark.full
 def test_transformers_goes_on_with_a_text(transformers: LocalServer) -> None:
     completions = asyncio.run(answers(transformers, asked(temperature=0.0, max_tokens=4), endpoint="completions"))
     assert completions[0].usage.reported and completions[0].usage.completion <= 4
 
 
+@pytest.mark.full
 def test_transformers_is_not_asked_to_go_on_with_an_answer(transformers: LocalServer) -> None:
     """This server would begin another answer; it refuses the fields that ask it not to, and the error says so."""
 

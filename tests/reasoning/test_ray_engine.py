@@ -1,7 +1,4 @@
-"""`RayEngine` on a real Ray of this machine: where calls go, what deaths cost, and problems that survive one.
-
-Needs Ray and skips itself where it is not installed (``pip install 'partsong[scale]'``).
-"""
+"""`RayEngine` on a real Ray of this machine: where calls go, what deaths cost, and problems that survive one."""
 
 from __future__ import annotations
 
@@ -302,6 +299,7 @@ def test_a_call_that_kills_engines_is_given_up(ray: Any) -> None:
     assert asyncio.run(main()).text
 
 
+@pytest.mark.full
 def test_an_actor_is_started_anew_and_calls_wait_for_it(ray: Any) -> None:
     async def main() -> tuple[Completion, Completion]:
         engine = RayEngine(factory=Own, num_engines=1, restarts=1)

@@ -95,7 +95,7 @@ def test_a_job_that_was_cancelled_as_its_ranks_died_is_not_made(server: RunningS
 
 
 def test_pictures_that_cannot_be_written_fail_their_jobs_alone(server: RunningServer) -> None:
-    *refused, last = [_post(server, seed, steps=40) for seed in (1, 2, 3)]
+    *refused, last = [_post(server, seed, steps=20) for seed in (1, 2, 3)]
     server.wait(lambda: server.json(f"/v1/jobs/{refused[-1]}")["step"] > 0)
     for name in refused:  # ranks decode in turn, so each of them meets one
         (server.folder / "files" / f"{name}-0.png").mkdir()  # where the picture would be

@@ -55,7 +55,7 @@ def make(page: Page, prompt: str, strategy: str, **fields: int) -> None:
 
 
 def test_a_picture_and_its_twin(page: Page, url: str) -> None:
-    make(page, PROMPT, "displaced-patch:warmup_steps=1", Seed=3, Steps=12)
+    make(page, PROMPT, "displaced-patch:warmup_steps=1", Seed=3, Steps=6)
     expect(page.locator("#stage-state")).to_contain_text("done in", timeout=LONG)
     expect(page.locator("#rank-rows tr")).to_have_count(2)
     page.wait_for_selector("#stage-media img:not(.preview)")

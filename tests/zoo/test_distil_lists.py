@@ -96,7 +96,8 @@ def test_a_student_that_was_stopped_continues_bit_by_bit(
     """The curriculum, the second stage and the sampled answers depend on the step alone."""
     for name in ("straight", "stopped"):
         (tmp_path / name).mkdir()
-    asked: dict[str, Any] = {"method": method, "stages": "train", "batch": 24}
+    asked: dict[str, Any] = {"method": method, "stages": "train"}
+    asked["batch"] = 24 if method == "lightning" else 8
     straight = tiny(recipe, put(texts, tmp_path / "straight"), **asked)
     recipe.run(straight, World("cpu"))
     stopped, steps = tiny(recipe, put(texts, tmp_path / "stopped"), **asked), list[int]()

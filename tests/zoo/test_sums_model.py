@@ -97,34 +97,30 @@ def test_it_lists_what_attempts_have_found(
 def test_the_library_thinks_with_it(questions: list[str]) -> None:
     """The real strategies over the real engine, the chat template and the prompts the model has learned."""
 
-    async def ask() -> dict[str, list[str | None]]:
+    async def ask(engine: LocalEngine, number: int, question: str) -> dict[str, str | None]:
+        chat, run = [Message("user", (question,))], Run(engine, seed=number)
+        one = await run.call(chat, path=("one",), parameters=LIMITS)
+        options: Any = {"extract": answer_of, "parameters": LIMITS}
+        rounds: Any = {"prompts": PDR, "distillation": "random-k", "keep": MOST_ATTEMPTS, **options}
+        voted, drafted, refined = await asyncio.gather(
+            self_consistency(run, question, num=8, **options),
+            pdr(Run(engine, seed=number), question, **rounds),
+            sequential_refinement(Run(engine, seed=number), question, prompts=REFINEMENT, **options),
+        )
+        return {"one": answer_of(one.text), "vote": voted.answer, "pdr": drafted.answer, "refine": refined.answer}
+
+    async def ask_all() -> list[dict[str, str | None]]:
+        """Asks all at once: the engine batches what waits."""
         engine = LocalEngine("sums")
-        found: dict[str, list[str | None]] = {"one": [], "vote": [], "pdr": [], "refine": []}
         try:
-            for number, question in enumerate(questions[:6]):
-                chat, run = [Message("user", (question,))], Run(engine, seed=number)
-                one = await run.call(chat, path=("one",), parameters=LIMITS)
-                options: Any = {"extract": answer_of, "parameters": LIMITS}
-                voted = await self_consistency(run, question, num=8, **options)
-                rounds = await pdr(
-                    Run(engine, seed=number),
-                    question,
-                    prompts=PDR,
-                    distillation="random-k",
-                    keep=MOST_ATTEMPTS,
-                    **options,
-                )
-                refined = await sequential_refinement(Run(engine, seed=number), question, prompts=REFINEMENT, **options)
-                found["one"].append(answer_of(one.text))
-                for name, said in (("vote", voted), ("pdr", rounds), ("refine", refined)):
-                    found[name].append(said.answer)
+            return await asyncio.gather(*(ask(engine, number, one) for number, one in enumerate(questions[:6])))
         finally:
             await engine.close()
-        return found
 
+    found = asyncio.run(ask_all())
     right = {
-        name: sum(said is not None and check(q, said) for q, said in zip(questions, answers, strict=False))
-        for name, answers in asyncio.run(ask()).items()
+        name: sum((said := one[name]) is not None and check(q, said) for q, one in zip(questions, found, strict=False))
+        for name in found[0]
     }
     assert right["vote"] > right["one"], right
     assert right["pdr"] >= right["one"] and right["refine"] >= right["one"], right

@@ -34,7 +34,7 @@ def tiny(recipe: ModuleType, out: Path, **more: Any) -> Any:
     """A miniature of the recipe that saves after every step."""
     sizes = {"pool_size": 12, "batch": 2, "levels": 6, "captions": 2, "warm_steps": 2, "save_minutes": 0.0}
     sizes |= {"copies": 1, "reader_batch": 4}
-    steps = {"reader_steps": 2, "discrete_steps": 2, "continuous_steps": 2, "matching_steps": 4}
+    steps = {"reader_steps": 2, "discrete_steps": 2, "continuous_steps": 2, "matching_steps": 2}
     return recipe.Config(out=str(out), device="cpu", **{**sizes, **steps, **more})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from partsong.samplers.text.model import TextAdapter
 from partsong.samplers.text.registry import parse_rule
 from partsong.samplers.text.rules_revising import SoftTokens, TokenEditing
 from partsong.samplers.text.runner import StockTextModel
+from tests.covering import chosen
 from tests.samplers.text import plain
 from tests.samplers.text.test_decode import AFTER_PROMPT, BLOCKS, FULL, SHIFTED, SHIFTED_BLOCKS, prompts
 from tests.samplers.text.test_rules import places, view_of
@@ -29,9 +31,10 @@ def model_of(adapter: TextAdapter, **more: Any) -> StockTextModel:
     return StockTextModel(plain.llama(**more).double(), adapter, mask_token_id=plain.MASK)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("cache", ["none", "dual"])
-@pytest.mark.parametrize("adapter", [FULL, SHIFTED, BLOCKS], ids=lambda a: a.name)
+THREES = itertools.product((FULL, SHIFTED, BLOCKS), ("none", "dual"), (0.0, 0.7))
+
+
+@pytest.mark.parametrize(("adapter", "cache", "temperature"), chosen(THREES), ids=lambda a: getattr(a, "name", a))
 def test_without_mixtures_it_is_token_editing(adapter: TextAdapter, cache: str, temperature: float) -> None:
     knobs: dict[str, Any] = {"threshold": 0.3, "editing_threshold": 0.25, "max_post_steps": 3}
     options: dict[str, Any] = {"max_new_tokens": 14, "cache": cache, "temperature": temperature, "seed": 4}
