@@ -22,11 +22,16 @@ _FILE = Path(__file__).with_suffix(".json")
 #: What a file takes that no run has measured yet.
 _NEW = 3.0
 
-#: The share of a whole run that a file may take without a reason.
-SHARE = 0.025
+#: The share of a whole run that a file may take without a reason; twice what the longest usual ones take.
+SHARE = 0.04
 
 #: Files that may take more, each with its share and the reason.
-REASONS: dict[str, tuple[float, str]] = {}
+REASONS: dict[str, tuple[float, str]] = {
+    "tests/parallel/test_unet.py": (0.08, "eleven UNets, each cut into rows by several strategies on several ranks"),
+    "tests/parallel/test_launch.py": (0.07, "it waits until ranks that died or hang are noticed"),
+    "tests/pipelines/test_every_pipeline.py": (0.07, "every pipeline of diffusers, under every way to cut its model"),
+    "tests/serving/test_pictures.py": (0.07, "the living server starts in it"),
+}
 
 #: Files of tests/serving that share a living server, which takes seconds to start: one process runs them all.
 LIVING = {f"tests/serving/test_{name}.py" for name in ("edits", "faults", "page_live", "pictures")}
@@ -73,7 +78,7 @@ def over_budget(seconds: Mapping[str, float], reasons: Mapping[str, tuple[float,
     """Says which files take more than their share of a run, one line each; none in a run of a few files.
 
     >>> over_budget({"tests/a.py": 290.0, "tests/b.py": 10.0}, {"tests/b.py": (0.01, "it waits for a server")})
-    ['tests/a.py took 96.7 % of the run and may take 2.5 %', 'tests/b.py took 3.3 % of the run and may take 1.0 %']
+    ['tests/a.py took 96.7 % of the run and may take 4.0 %', 'tests/b.py took 3.3 % of the run and may take 1.0 %']
     """
     whole = sum(seconds.values())
     if whole < WHOLE:
