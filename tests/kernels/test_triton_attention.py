@@ -112,23 +112,16 @@ def masks(length: int, keys: int) -> dict[str, Any]:
     }
 
 
-#: Masks in half precision: how they are computed does not depend on it, so that most are left to ``--full``.
-HALF = [
-    pytest.param(name, marks=() if name in ("causal streams", "tree") else pytest.mark.full) for name in masks(1, 1)
-]
+def each_mask(dtype: torch.dtype, *usual: str) -> list[Any]:
+    """All masks in a type; those but `usual` are left to ``--full``, since masks are computed alike in every type."""
+    return [pytest.param(name, dtype, marks=() if name in usual else pytest.mark.full) for name in masks(1, 1)]
 
 
-@pytest.mark.parametrize("name", masks(1, 1))
-def test_mask_kinds(name: str) -> None:
-    against_the_oracle(name, torch.float32)
+HALF = ("causal streams", "tree")
 
 
-@pytest.mark.parametrize("name", HALF)
-def test_mask_kinds_in_half_precision(name: str) -> None:
-    against_the_oracle(name, torch.float16)
-
-
-def against_the_oracle(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "dtype"), each_mask(torch.float32, *masks(1, 1)) + each_mask(torch.float16, *HALF))
+def test_mask_kinds(name: str, dtype: torch.dtype) -> None:
     length, keys = 19, 75
     q, k, v = inputs(2, 2, 1, length, keys, 24, dtype=dtype)
     mask = masks(length, keys)[name]
@@ -136,11 +129,11 @@ def against_the_oracle(name: str, dtype: torch.dtype) -> None:
     assert difference(run(q, k, v, mask=mask), oracle(q, k, v, mask=keep)) <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("name", HALF)
-def test_bfloat16(name: str) -> None:
+@pytest.mark.parametrize(("name", "dtype"), each_mask(torch.bfloat16, *HALF))
+def test_bfloat16(name: str, dtype: torch.dtype) -> None:
     # The interpreter would compute garbage from it: operands are widened when they are loaded.
     length, keys = 20, 50
-    q, k, v = inputs(1, 4, 2, length, keys, 24, dtype=torch.bfloat16)
+    q, k, v = inputs(1, 4, 2, length, keys, 24, dtype=dtype)
     mask = masks(length, keys)[name]
     keep = None if mask is None else visible(mask, length, keys)
     bias = torch.randn(1, 1, 1, keys, generator=torch.Generator().manual_seed(1))
@@ -292,11 +285,9 @@ def without_descriptors(*args: Any, **options: Any) -> tuple[torch.Tensor, torch
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, torch.float16) for name in ("full", "block causal", "causal streams", "tree")]
-    + [("causal", torch.float32), ("causal", torch.bfloat16)]
-    + [
-        pytest.param(name, torch.float16, marks=pytest.mark.full)
-        for name in ("causal", "causal, decoding", "causal, nothing yet", "streams")
+    [
+        *(("causal", dtype) for dtype in (torch.float32, torch.bfloat16)),
+        *each_mask(torch.float16, "full", "block causal", "causal streams", "tree"),
     ],
 )
 def test_descriptors_read_the_same_numbers(name: str, dtype: torch.dtype, by_descriptors: list[bool]) -> None:

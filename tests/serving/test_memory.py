@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,10 @@ def test_a_prediction_is_what_the_tensors_take(served: Any, num: int, side: int)
     model, forecast = served
     work = _work("a", num=num, arguments={**model.defaults, "height": side, "width": side})
     job = PausedJob(model, work, decodes=False)
-    job.begin()
-    with torch.no_grad(), LiveBytes([*model.pipe.transformer.parameters()]) as live:
-        model.denoiser(**job.arguments)
+    with closing(job):
+        job.begin()
+        with torch.no_grad(), LiveBytes([*model.pipe.transformer.parameters()]) as live:
+            model.denoiser(**job.arguments)
     held = live.peak
     latents = torch.randn(num, model.pipe.vae.config.latent_channels, side // 8, side // 8)
     with torch.no_grad(), LiveBytes([*model.pipe.vae.parameters(), latents]) as live:
@@ -70,11 +72,12 @@ def test_a_video_takes_what_its_tensors_do_and_more_frames_take_more() -> None:
     with Mesh() as mesh:
         model, forecast = _loaded("motion", mesh)
         job = PausedJob(model, _work("a", arguments=dict(model.defaults)), decodes=False)
-        job.begin()
         weights = [*model.denoiser.parameters(), *model.pipe.vae.parameters()]
-        with torch.no_grad(), LiveBytes(weights) as live:
-            model.denoiser(**job.arguments)
-            model.pipe.vae.decode(job.arguments[model.sample])
+        with closing(job):
+            job.begin()
+            with torch.no_grad(), LiveBytes(weights) as live:
+                model.denoiser(**job.arguments)
+                model.pipe.vae.decode(job.arguments[model.sample])
         frames = model.defaults["num_frames"]
         one, three = (forecast.of(_work("a", num_frames=num)).working for num in (frames, 3 * frames))
         assert one == pytest.approx(live.peak, rel=0.35)
