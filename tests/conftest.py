@@ -30,6 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     covering.FULL = config.getoption("full") or bool(config.getoption("shard"))
+    if shard := config.getoption("shard"):
+        number, count = map(int, shard.split("/"))
+        covering.SHARD = (number % count, count)
     if not hasattr(config, "workerinput"):  # the process that hears of every test
         config.pluginmanager.register(file_seconds.Watch(config), "file_seconds")
 
@@ -38,10 +41,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves tests marked full to ``pytest --full``, and lets long files begin first: no core idles at the end."""
     seconds = file_seconds.known(file_of(item.nodeid) for item in items)
     left = {item for item in items if item.get_closest_marker("full") and not covering.FULL}
-    if shard := config.getoption("shard"):
-        number, count = map(int, shard.split("/"))
-        places = file_seconds.shard_of(seconds, count)
-        left |= {item for item in items if places[file_of(item.nodeid)] != number % count}
+    number, count = covering.SHARD
+    if count > 1:
+        whole = {file: took for file, took in seconds.items() if file not in file_seconds.IN_EVERY_SHARD}
+        places = file_seconds.shard_of(whole, count)
+        left |= {item for item in items if places.get(file_of(item.nodeid), number) != number}
     config.hook.pytest_deselected(items=left)
     kept = (item for item in items if item not in left)
     by_scope = file_seconds.by_scope(seconds)

@@ -17,6 +17,8 @@ Pair = tuple[tuple[int, Any], ...]
 
 #: Whether whole products run. tests/conftest.py sets it before any test file is read.
 FULL = False
+#: Which part of the full suite runs, and how many parts there are. tests/conftest.py sets it, too.
+SHARD = (0, 1)
 
 
 def pairs(cases: Iterable[tuple[Any, ...]]) -> set[Pair]:
@@ -53,6 +55,12 @@ def covering(
             taken.add(number)
             missing -= fresh
     return [cases[number] for number in sorted(taken)]
+
+
+def dealt(names: Iterable[str]) -> list[str]:
+    """The names whose cases this part of the full suite runs: those of a file in `file_seconds.IN_EVERY_SHARD`."""
+    number, count = SHARD
+    return [name for place, name in enumerate(names) if place % count == number]
 
 
 def taking_turns(names: Iterable[str], kinds: Iterable[tuple[str, ...]]) -> set[tuple[str, str]]:

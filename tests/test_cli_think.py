@@ -44,7 +44,8 @@ def result(path: Path) -> dict[str, Any]:
 @needs_weights
 def test_it_answers_and_says_what_it_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = ("--json", tmp_path / "r.json", "--out", tmp_path / "a.txt", "--trace", tmp_path / "t.jsonl")
-    assert run("think", *SORT, "--strategy", "self-consistency:num=4,early_stop=false", *files, "--ledger", tmp_path / "l.jsonl") == 0
+    votes = "self-consistency:num=4,early_stop=false"
+    assert run("think", *SORT, "--strategy", votes, *files, "--ledger", tmp_path / "l.jsonl") == 0
     said, found = capsys.readouterr().out, result(tmp_path / "r.json")
     assert said.splitlines()[0] == found["answer"] == "ant cat dog" and set(found) >= KEYS
     assert (tmp_path / "a.txt").read_text().strip() == "ant cat dog"

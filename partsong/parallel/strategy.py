@@ -6,7 +6,7 @@ The engine in `plan` knows these names only. The strategies themselves are liste
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -138,8 +138,16 @@ class Strategy:
         """Returns a cut of the model that is not one over the mesh's token axes; None where there is none."""
         return None
 
-    def shards(self, module: nn.Module, adapter: Adapter, mesh: Mesh) -> Shards | None:
-        """Returns the shares of the model's weights that ranks hold; None where each holds all of them."""
+    def shards(self, module: nn.Module, adapter: Adapter, mesh: Mesh, lent: Collection[nn.Module]) -> Shards | None:
+        """Returns the shares of the model's weights that ranks hold; None where each holds all of them.
+
+        Args:
+            module: the model.
+            adapter: its row.
+            mesh: the ranks.
+            lent: modules that another part of the pipeline calls by itself, such as a ControlNet with the model's
+                own layers.
+        """
         return None
 
     def codes(self, target: Any, mesh: Mesh) -> Coder | None:

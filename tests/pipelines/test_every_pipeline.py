@@ -16,11 +16,15 @@ from tests.pipelines.worker import Outcome
 
 #: Heads of some tiny models are two, so they are split over two ranks only.
 PRODUCT = [
-    each for each in itertools.product((2, 3), CASES, worker.STRATEGIES) if each[2] != "TensorParallel" or each[0] == 2
+    each
+    for each in itertools.product((2, 3), covering.dealt(CASES), worker.STRATEGIES)
+    if each[2] != "TensorParallel" or each[0] == 2
 ]
 
 #: What only one case tries: windows of different shape, called one after the other, are no branches of guidance.
 ALWAYS = [(2, "LTX2DFRPipeline + tiles", "CfgParallel")]
+#: A ControlNet that borrows blocks of its denoiser calls them by itself.
+ALWAYS += [(2, "ZImageControlNetPipeline", "ShardedWeights")]
 #: Models whose layers are cut into columns in ways of their own, or whose attention stays whole.
 OWN_COLUMNS = (
     *("AnyFlowFARPipeline", "IFPipeline", "KandinskyV22PriorPipeline", "Krea2Pipeline", "LTX2Pipeline + split rotary"),

@@ -61,7 +61,7 @@ class Denoiser:
         self.everyone = mesh.axis(*AXES)
         self.shared = mesh.axis(*(axis for axis in AXES if axis not in ("cfg", "data")))
         self.attachments: list[Attachment] = []
-        shares = (strategy.shards(module, self.adapter, mesh) for strategy in plan.strategies)
+        shares = (strategy.shards(module, self.adapter, mesh, plan.lent) for strategy in plan.strategies)
         self.shards = next((each for each in shares if each is not None), None)
         check_neighbours(self)
         if self.shards is not None:

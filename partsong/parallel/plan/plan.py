@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -112,6 +113,8 @@ class Plan(PlanState):
 
     def _attach(self) -> None:
         target, strategies = self.target, self.strategies
+        others = [part for part in self._parts() if part not in self._modules]
+        self.lent = frozenset(module for part in others for module in part.modules())
         for module in self._modules:
             self.denoisers.append(Denoiser(self, module, self._hooks))
             _refuse_pipeline(target, self.denoisers[-1])
@@ -149,10 +152,13 @@ class Plan(PlanState):
         for denoiser in self.denoisers:
             denoiser.has_shares = bool(self.controlnets)
 
+    def _parts(self) -> Iterator[nn.Module]:
+        return single_parts({} if isinstance(self.target, nn.Module) else self.target.components)
+
     def _keep_from_others(self) -> None:
         """Keeps the hooks out of calls of other parts of the pipeline, such as a ControlNet that shares layers."""
         hooked = {under.module for under in (*self.denoisers, *self.controlnets)}
-        for part in single_parts({} if isinstance(self.target, nn.Module) else self.target.components):
+        for part in self._parts():
             if part not in hooked:
                 self._hooks.keep_from(part)
 

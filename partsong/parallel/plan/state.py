@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
+
 from partsong import ledger
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.attention_call import TOKEN_AXES, Stage
@@ -37,6 +39,7 @@ class PlanState:
             scheduler several times in one call.
         guider: returns the guidance of a modular pipeline; None where it has none.
         is_ending: whether the pipeline's call is cleaning up.
+        lent: the modules of the pipeline's other parts, some of which may be a denoiser's own.
         loop: the strategy whose own sampling loop must be used; None where the pipeline's own call samples.
         rounds: how that loop shares points of the trajectory out over ranks; None where it does not.
     """
@@ -46,6 +49,7 @@ class PlanState:
         self.kind: Kind = combined_kind(strategies)
         self.clock, self.seen = StepClock(), Seen()
         self.loop: Strategy | None = None
+        self.lent: frozenset[nn.Module] = frozenset()
         self.rounds = next((rounds for s in strategies if (rounds := s.rounds(mesh)) is not None), None)
         self.scheduler: Any = None
         self.tells_end = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +25,8 @@ class ShardedWeights(Strategy):
     """Keeps a share of every block's weights on each rank, and gathers a block right before it runs. Exact.
 
     A rank holds its share of all blocks, and all of the current block and the next one, which is gathered while the
-    current one computes. Layers outside the blocks, such as embeddings, stay whole. The bytes of a step are those of
+    current one computes. Layers outside the blocks, such as embeddings, stay
+    whole, and so do blocks that a ControlNet borrows. The bytes of a step are those of
     the weights, whatever the size of the picture: it suits large pictures and models that do not fit.
 
     It has no axis of its own and works beside strategies that split tokens, guidance or batches, over all their ranks.
@@ -58,7 +60,7 @@ class ShardedWeights(Strategy):
             return "each sample takes experts of its own, so ranks call other blocks; use ExpertParallel"
         return None
 
-    def shards(self, module: nn.Module, adapter: Adapter, mesh: Mesh) -> Shards | None:
+    def shards(self, module: nn.Module, adapter: Adapter, mesh: Mesh, lent: Collection[nn.Module]) -> Shards | None:
         """Returns the shares of the blocks' weights.
 
         Raises:
@@ -68,4 +70,4 @@ class ShardedWeights(Strategy):
         from partsong.parallel.sharded_weights.weight_shares import WeightShares, find_units
 
         axis = mesh.axis(*AXES)
-        return None if axis.size == 1 else WeightShares(module, find_units(module, adapter), axis, mesh.device)
+        return None if axis.size == 1 else WeightShares(module, find_units(module, adapter, lent), axis, mesh.device)

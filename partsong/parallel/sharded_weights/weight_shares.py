@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -19,14 +20,17 @@ from partsong.parallel.sharded_weights.torch_shards import TorchShards
 __all__ = ["WeightShares", "find_units"]
 
 
-def find_units(module: nn.Module, adapter: Adapter) -> list[nn.Module]:
+def find_units(module: nn.Module, adapter: Adapter, lent: Collection[nn.Module] = ()) -> list[nn.Module]:
     """Lists the blocks whose weights are gathered one after the other, inner ones before those that hold them.
+
+    Blocks of `lent` are left out: they are called while their model is not, so their weights stay whole.
 
     Raises:
         UnsupportedError: the model has no list of blocks.
     """
     # A transformer's blocks may call their own lists depending on the tokens, such as experts; a UNet's never do.
-    units = [unit for unit in _units(module, deep=bool(adapter.rows)) if any(True for _ in unit.parameters())]
+    found = [unit for unit in _units(module, deep=bool(adapter.rows)) if any(True for _ in unit.parameters())]
+    units = [unit for unit in found if unit not in lent]
     if not units:
         raise UnsupportedError(
             f"ShardedWeights on {adapter.model}: found no list of blocks whose weights could be gathered one after the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -55,7 +56,7 @@ class TensorParallel(Strategy):
             return "the columns of its layers are not known; use CfgParallel"
         return None
 
-    def shards(self, module: nn.Module, adapter: Adapter, mesh: Mesh) -> Shards | None:
+    def shards(self, module: nn.Module, adapter: Adapter, mesh: Mesh, lent: Collection[nn.Module]) -> Shards | None:
         """Returns the shares of the layers' weights."""
         axis = mesh.axis("tensor")
         has_tokens = mesh.axis(*TOKEN_AXES).size > 1
