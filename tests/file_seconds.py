@@ -39,8 +39,8 @@ LIVING = {f"tests/serving/test_{name}.py" for name in ("edits", "faults", "page_
 #: Files so long that every shard of the full suite runs a part of them, as `covering.dealt` deals it out.
 IN_EVERY_SHARD = {"tests/pipelines/test_every_pipeline.py"}
 
-#: How many of the slowest tests a run prints.
-SLOWEST = 20
+#: How many of the slowest tests a run prints, and the seconds from which one has to be marked slow.
+SLOWEST, LONG = 20, 5.0
 #: Below this many seconds a run is of a few files, whose shares say nothing.
 WHOLE = 240.0
 
@@ -113,6 +113,7 @@ class Watch:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._tests: Counter[str] = Counter()
+        self._marked: set[str] = set()
         self._over: list[str] = []
 
     @property
@@ -125,6 +126,8 @@ class Watch:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Counts set-up and teardown, too: a launch that a file shares is in the set-up of its first test."""
         self._tests[report.nodeid] += report.duration
+        if "slow" in report.keywords:
+            self._marked.add(report.nodeid)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -144,6 +147,7 @@ class Watch:
             return
         terminalreporter.section(f"slowest {SLOWEST} tests")
         for nodeid, seconds in self._tests.most_common(SLOWEST):
-            terminalreporter.line(f"{seconds:6.1f} s  {nodeid}")
+            is_known = covering.FULL or seconds < LONG or nodeid in self._marked
+            terminalreporter.line(f"{seconds:6.1f} s  {nodeid}" + ("" if is_known else ": mark it slow, or split it"))
         for line in self._over:
             terminalreporter.line(f"{line}; make it shorter, or say why in tests/file_seconds.py", red=True)

@@ -55,6 +55,7 @@ def rows() -> list[dict]:
     return measured()[0]
 
 
+@pytest.mark.slow
 def test_traces_name_cases_calls_attentions_and_messages() -> None:
     ranges = measured()[1]
     assert {"serial", *CALLED.values(), "diffusers ring"} <= ranges

@@ -116,6 +116,7 @@ LESS = {
     ("page", "number", "body"),
     [pytest.param(*block, id=f"{block[0]}-{block[1]}") for block in blocks() if block[:2] not in NOT_RUN],
 )
+@pytest.mark.slow
 def test_python_examples_run_as_printed(
     page: str, number: int, body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

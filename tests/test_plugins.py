@@ -106,6 +106,7 @@ def done(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
     return folder, partsong(installed, listed, image, twice, wrong)
 
 
+@pytest.mark.slow
 def test_strategies_and_adapters_are_listed(done: tuple[Path, list[Done]]) -> None:
     folder, (listed, *_) = done
     assert listed.returncode == 0, listed.stderr

@@ -40,6 +40,7 @@ def measured() -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 
 @pytest.mark.parametrize(("name", "label"), PAIRS)
+@pytest.mark.slow
 def test_a_step_does_what_the_table_says(name: str, label: str) -> None:
     assert measured()[name][label] == KNOWN[name][label]
 

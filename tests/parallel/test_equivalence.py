@@ -37,6 +37,7 @@ def rounds(case: Case) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.slow
 def test_equals_serial(case: Case) -> None:
     result = results(case[0], FAMILIES[case[2]].video)[case]
     assert result["error"] <= max(TOLERANCE[case[3]], ROUNDED if rounds(case) else 0.0)

@@ -110,6 +110,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("how", "nproc", "victim", "text"), FAULTS)
+@pytest.mark.slow
 def test_a_rank_that_fails_in_mid_run_ends_the_run(
     how: str, nproc: int, victim: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_rank_that_said_goodbye_is_not_waited_for() -> None:
     "leaves",
     [pytest.param(False, marks=pytest.mark.full, id="at once"), pytest.param(True, id="after the other has left")],
 )
+@pytest.mark.slow
 def test_ranks_that_ask_for_different_things_name_both(leaves: bool, tmp_path: Path) -> None:
     launch(fault_worker.disagree_everywhere, 2, str(tmp_path), leaves)
     first, second = (tmp_path / "0").read_text(), (tmp_path / "1").read_text()

@@ -38,6 +38,7 @@ def counted() -> dict[tuple[str, str], list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize(("model", "names"), CASES)
+@pytest.mark.slow
 def test_memory_is_predicted(model: str, names: str) -> None:
     for real, predicted in counted()[model, names]:
         assert predicted == pytest.approx(real, rel=0.1)

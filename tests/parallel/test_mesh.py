@@ -37,6 +37,7 @@ AXIS_RANKS = {
 
 
 @pytest.mark.parametrize("name", AXIS_RANKS)
+@pytest.mark.slow
 def test_what_every_rank_sees(ranks: list[dict[str, Any]], name: str) -> None:
     assert [seen[name] for seen in ranks] == AXIS_RANKS[name]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from partsong.knobs import kebab
 from partsong.parallel import ADAPTERS
 from partsong.parallel.ranks.launch import launch
@@ -51,6 +53,7 @@ def test_every_promise_is_in_the_matrix() -> None:
     assert len(promised) > 0.5 * len(ADAPTERS) * len(DENOISING)
 
 
+@pytest.mark.slow
 def test_refused_cells_raise_with_their_reason() -> None:
     for (strategy, model), told in launch(support_worker.refusals, 2).items():
         reason = strategies()[strategy]().refuses(ADAPTERS[model])

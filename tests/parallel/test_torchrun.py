@@ -20,6 +20,7 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
+@pytest.mark.slow
 def test_works_under_torchrun() -> None:
     done = torchrun()
     assert done.returncode == 0, done.stderr

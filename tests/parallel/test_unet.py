@@ -49,6 +49,7 @@ def pipelines(nproc: int) -> dict[PipeCase, list[Any]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.slow
 def test_equals_the_whole_unet(case: Case) -> None:
     result = matrix(case[0])[case]
     assert result["error"] <= TOLERANCE[case[3]]

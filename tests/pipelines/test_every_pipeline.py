@@ -77,6 +77,7 @@ def test_every_pipeline_has_a_case_or_a_reason() -> None:
 
 
 @pytest.mark.parametrize(("nproc", "name", "strategy"), TRIED)
+@pytest.mark.slow
 def test_is_right_or_refused_at_once(nproc: int, name: str, strategy: str) -> None:
     case, rows = CASES[name], outcomes(nproc, name)[name, strategy]
     assert len(rows) == nproc

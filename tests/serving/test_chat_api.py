@@ -82,6 +82,7 @@ def text_of(chunks: list[Any]) -> str:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_chat_is_what_the_library_answers(served: SimpleNamespace, engine: LocalEngine) -> None:
     direct, reply = think(engine, "single"), chat(served, "sums")
     assert reply.choices[0].message.content == direct.text

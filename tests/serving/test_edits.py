@@ -43,6 +43,7 @@ def test_both_kinds_of_masks_mean_the_same(tmp_path: Path, mode: str) -> None:
     assert np.array_equal(np.asarray(read_mask(tmp_path / "mask.png")), np.asarray(_half("L")))
 
 
+@pytest.mark.slow
 def test_an_edit_is_what_the_pipeline_makes_of_it(
     inpainting: Any, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

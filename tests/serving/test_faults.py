@@ -47,6 +47,7 @@ def _seconds(server: RunningServer) -> dict[psutil.Process, float]:
     return {rank: sum(rank.cpu_times()[:2]) for rank in server.ranks()}
 
 
+@pytest.mark.slow
 def test_a_killed_rank_fails_its_jobs_and_the_queue_goes_on(server: RunningServer) -> None:
     before, spent = _restarts(server), _seconds(server)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:

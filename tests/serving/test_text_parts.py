@@ -194,6 +194,7 @@ def test_a_cancelled_text_ends_and_a_failed_one_fails_alone(turns: StepTurns) ->
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there_is_named() -> None:
     text = LocalText(TextSpec(name="quartet", model="no-such-model"))
 

@@ -79,6 +79,7 @@ def random_animator(block: int = 0) -> Animator:
 
 
 @pytest.mark.parametrize("name", ["motion", "motion-causal"])
+@pytest.mark.slow
 def test_the_folders_are_stock_and_sample(finished: Path, name: str) -> None:
     report = json.loads((finished / f"facts-{name}.json").read_text())
     assert report["captions"] == 2

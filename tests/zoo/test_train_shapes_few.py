@@ -45,6 +45,7 @@ def finished(recipe: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return out
 
 
+@pytest.mark.slow
 def test_every_stage_is_trained_and_moves_the_student(recipe: ModuleType, finished: Path) -> None:
     config = tiny(recipe, finished)
     students = [recipe.trained_model(World("cpu"), 1).transformer.state_dict()]
