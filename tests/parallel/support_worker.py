@@ -7,9 +7,10 @@ from typing import Any
 from partsong.parallel import ADAPTERS, Mesh, Strategy, mesh_for, parallelize
 from partsong.samplers.registry import strategies
 from tests.parallel.families import FAMILIES
-from tests.parallel.ranks import gathered
+from tests.parallel.ranks import gathered, staying_connected
 
 
+@staying_connected
 def refusals() -> dict[tuple[str, str], list[str]]:
     """What every rank is told for every refused pair of a strategy and a model that `FAMILIES` can build."""
     models: dict[str, Any] = {type(model).__name__: model for model in (f.build(8) for f in FAMILIES.values())}
