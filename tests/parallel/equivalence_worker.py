@@ -120,8 +120,8 @@ def usual(nproc: int) -> list[Case]:
     def is_usual(label: str, name: str, dtype: str, side: int) -> bool:
         if nproc > 2 and (dtype, side) != ("float64", 6):
             return False
-        if nproc == 3 and name == "Lumina2":  # its heads read keys in two groups, which three ranks cut through
-            return label == "Ulysses"
+        if name == "Lumina2" and label == "Ulysses":  # two ranks cut through a group of heads that read the same keys
+            return (nproc, dtype, side) == (2, "float64", 6)
         if nproc > 2 and name not in FIRST:
             return False
         if " x " in label:
