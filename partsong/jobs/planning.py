@@ -101,9 +101,9 @@ def paste(name: str, advice: Advice, subject: Subject, **asked: Any) -> list[str
     if not best.strategies:
         return [command]
     lines = [
-        f"from partsong import {kinds}, generate, load_pipeline, parallelize  # in a program under torchrun",
-        f'pipe = load_pipeline("{name}", {mix})',
-        f'{output} = generate(parallelize(pipe, {mix}), prompt="PROMPT"{more})',
+        f"from partsong import {kinds}, generate, load_pipeline  # in a program under torchrun",
+        f'with load_pipeline("{name}", {mix}) as plan:',
+        f'    {output} = generate(plan, prompt="PROMPT"{more})',
     ]
     return [command, "\n".join(lines)]
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from partsong import Ring, Ulysses
-from partsong.errors import ArgumentError, UnsupportedError
+from partsong.errors import ArgumentError, DistributedError, UnsupportedError
 from partsong.parallel import Mesh, parallelize
-from partsong.parallel.ranks import health
+from partsong.parallel.ranks import health, stops
 from partsong.parallel.ranks.collectives import agree, broadcast, exchange, ring_exchange
 from tests.parallel.families import FAMILIES
 
@@ -131,3 +131,31 @@ def disagree_everywhere(folder: str, leaves: bool) -> None:
     text = disagree(leaves)
     with open(os.path.join(folder, os.environ["RANK"]), "w") as file:
         file.write(text)
+
+
+def go_on_after_a_failure(stops_alone: bool) -> str:
+    """A call fails on all ranks, and the next one uses the same mesh.
+
+    Args:
+        stops_alone: rank 1 fails an exchange later than rank 0.
+    """
+    stops.PATIENCE = 2.0
+    with Mesh(ring=2) as mesh:
+        axis, tensor = mesh.axis("ring"), torch.full((2,), float(mesh.rank))
+        if mesh.rank == 1 and stops_alone:
+            next(axis.calls)
+        mesh.abandon()
+        try:
+            got = torch.empty(2)
+            ring_exchange(axis, tensor, got).wait()
+        except DistributedError as error:
+            return str(error)
+        return str(got.tolist())
+
+
+def limits(seconds: float) -> list[float]:
+    """Timeouts of the groups of a mesh, in seconds."""
+    with Mesh(cfg=2, ulysses=2, timeout=seconds) as mesh:
+        groups = [mesh.axis(*names).group for names in (("cfg",), ("ulysses",), ("cfg", "ulysses"))]
+        backends = [group._get_backend(torch.device("cpu")) for group in groups]
+        return [backend.options._timeout.total_seconds() for backend in backends]

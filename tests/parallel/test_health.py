@@ -1,10 +1,11 @@
-"""When everybody waits: a deadlock is told from a rank that is only late."""
+"""When everybody waits: a deadlock is told from a rank that is only late, and posted messages are watched."""
 
 from __future__ import annotations
 
 import pytest
 
-from partsong.parallel.ranks.health import DIVERGED, Heartbeat
+from partsong.parallel.ranks import health
+from partsong.parallel.ranks.health import DEPARTED, DIVERGED, SILENCE, Heartbeat
 
 NOW = 1000.0
 
@@ -36,3 +37,54 @@ def test_only_a_closed_circle_of_waiting_ranks_is_a_deadlock(others: dict[int, s
 
 def test_a_wait_that_has_just_begun_is_no_deadlock() -> None:
     assert waiting(0, (1,), "ring", {1: "4 1 0|broadcast"}, age=DIVERGED / 2)._deadlocked_with(NOW) == []
+
+
+class Message:
+    """Stands for NCCL's handle of a message: a wait for it returns at once, and it tells when it has arrived."""
+
+    def __init__(self, *, arrived: bool) -> None:
+        self.is_completed = lambda: arrived
+
+
+class GivenUp(Exception):
+    pass
+
+
+def checked(monkeypatch: pytest.MonkeyPatch, arrived: bool, sign: str, age: float) -> str:
+    """What a rank that computes says of rank 1, whose last sign of life is so old and from whom a message is due."""
+    beat = Heartbeat(None, 0, 2)
+    beat.awake, beat._seen = NOW, {1: (sign, NOW - age)}
+    beat.posted.append(([Message(arrived=arrived)], "ring (exchange 7)", (1,), NOW - age))
+    told: list[str] = []
+    monkeypatch.setattr(beat, "report", lambda message, rank: told.append(message))
+
+    def end(code: int) -> None:
+        raise GivenUp
+
+    monkeypatch.setattr(health.os, "_exit", end)
+    try:
+        beat._check()
+    except GivenUp:
+        return told[0]
+    return ""
+
+
+LEFT = "left the run"
+
+
+@pytest.mark.parametrize(
+    ("arrived", "sign", "age", "words"),
+    [
+        (False, "4|computing", SILENCE + 1, "waits in ring (exchange 7) for rank 1, silent"),
+        (False, LEFT, DEPARTED + 1, "waits in ring (exchange 7) for rank 1, which left the run"),
+        (False, LEFT, DEPARTED - 1, ""),
+        (False, "4|computing", 1.0, ""),
+        (True, "4|computing", SILENCE + 1, ""),
+        (True, LEFT, DEPARTED + 1, ""),
+    ],
+)
+def test_a_message_that_cannot_arrive_ends_a_rank_that_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, arrived: bool, sign: str, age: float, words: str
+) -> None:
+    said = checked(monkeypatch, arrived, sign, age)
+    assert words in said and bool(words) == bool(said)

@@ -214,6 +214,7 @@ class Plan(PlanState):
 
     def abandon(self) -> None:
         """Drops pending messages without waiting, after an error."""
+        self.mesh.abandon()
         for under in (*self.denoisers, *self.controlnets):
             under.abandon()
 

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from partsong import ledger
 from partsong.errors import ArgumentError
-from partsong.parallel.ranks.health import operation
+from partsong.parallel.ranks.health import operation, watch
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.ranges import named_range
 from partsong.parallel.ranks.shards import offsets
+from partsong.parallel.ranks.stops import check_stopped_alike
 
 __all__ = ["Pending", "agree", "all_gather", "all_to_all", "broadcast", "exchange", "halo_exchange", "ring_exchange"]
 
@@ -81,6 +82,8 @@ def exchange(
         recvs: contiguous tensor to fill from each peer index; empty ones are not received.
         name: what errors call it.
     """
+    if axis.doubts and not axis.dry:
+        check_stopped_alike(axis)
     count = next(axis.calls)
     # The name is part of the tag: ranks with different requests wait until one times out, and never mix up data.
     tag = (zlib.crc32(name.encode()) % (_TAGS >> 2)) * _TAGS + count % _TAGS
@@ -107,7 +110,10 @@ def exchange(
         return Pending(name)
     label = f"{name} on axis {axis.name} (exchange {count})"
     with named_range(label), operation(label, peers):
-        return Pending(label, dist.batch_isend_irecv(ops), tensors, finish, peers)
+        works = dist.batch_isend_irecv(ops)
+    if dist.get_backend(axis.group) != "gloo":
+        watch(works, label, peers)
+    return Pending(label, works, tensors, finish, peers)
 
 
 def _on_wire(axis: Axis, tensor: Tensor, fill: bool) -> Tensor:

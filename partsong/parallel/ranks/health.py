@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -50,6 +51,8 @@ class Heartbeat:
         #: The first operation that failed here; the others can read it even after this rank has gone.
         self.failed = ""
         self.since = 0.0
+        #: Messages whose handles tell when they have arrived, with what they are for, with whom, and since when.
+        self.posted: deque[tuple[Sequence[Any], str, tuple[int, ...], float]] = deque()
         #: Seconds in which this process was running; other ranks are not blamed for the rest.
         self.awake = 0.0
         self._stop = threading.Event()
@@ -97,21 +100,29 @@ class Heartbeat:
 
     def _check(self) -> None:
         """Ends this process when a message it waits for can no longer arrive."""
+        while self.posted and all(work.is_completed() for work in self.posted[0][0]):
+            self.posted.popleft()
+        if self.posted:  # whatever this process does meanwhile: some wait for a device, not in `operation`
+            _, name, peers, since = self.posted[0]
+            self._check_peers(name, peers, since)
         if not self.waiting:
             return
-        silent = [rank for rank in self._seen if self.silence(rank) > SILENCE]
-        if silent:
-            self._give_up(silent, f"silent for {SILENCE:.0f} s (stopped, or its machine is gone)")
-        now, peers = self.awake, self.peers
-        # The clock starts with this wait, since the message may still be in transit when the sender has left.
-        gone = [r for r, (text, when) in self._seen.items() if _left(text) and now - max(when, self.since) > DEPARTED]
-        left = [rank for rank in gone if rank in peers]
-        if left:
-            self._give_up(left, f"which left the run {DEPARTED:.0f} s ago (it made fewer calls than the others)")
+        now = self.awake
+        self._check_peers(self.doing, self.peers, self.since)
         elsewhere = self._deadlocked_with(now) if now - self.since > DIVERGED else []
         if elsewhere:
             doing = "; ".join(f"rank {r} waits in {_doing(self._states[r][0])}" for r in elsewhere)
-            self._give_up(elsewhere, f"for {DIVERGED:.0f} s, while {doing}: the ranks made different calls")
+            self._give_up(self.doing, elsewhere, f"for {DIVERGED:.0f} s, while {doing}: the ranks made different calls")
+
+    def _check_peers(self, name: str, peers: Sequence[int], since: float) -> None:
+        silent = [rank for rank in self._seen if self.silence(rank) > SILENCE]
+        if silent:
+            self._give_up(name, silent, f"silent for {SILENCE:.0f} s (stopped, or its machine is gone)")
+        # The clock starts with this wait, since the message may still be in transit when the sender has left.
+        gone = [r for r, (text, at) in self._seen.items() if _left(text) and self.awake - max(at, since) > DEPARTED]
+        left = [rank for rank in gone if rank in peers]
+        if left:
+            self._give_up(name, left, f"which left the run {DEPARTED:.0f} s ago (it made fewer calls than the others)")
 
     def _deadlocked_with(self, now: float) -> list[int]:
         """Lists ranks that wait in another operation, if every rank this one depends on is waiting.
@@ -156,9 +167,9 @@ class Heartbeat:
         text, when = self._seen.get(rank, (_LEFT, 0.0))
         return 0.0 if _left(text) else self.awake - when
 
-    def _give_up(self, ranks: list[int], why: str) -> None:
+    def _give_up(self, doing: str, ranks: list[int], why: str) -> None:
         names = ", ".join(map(str, ranks))
-        message = f"rank {self.rank} waits in {self.doing} for rank {names}, {why}; the run is ended"
+        message = f"rank {self.rank} waits in {doing} for rank {names}, {why}; the run is ended"
         logger.critical(message)
         self.report(message, ranks[0])
         os._exit(70)
@@ -182,6 +193,21 @@ class Heartbeat:
                 return "; ".join(names)
         doing = [f"rank {r} is in {_doing(state)}" for r, (state, _) in sorted(self._states.items())]
         return "; ".join(doing) or "no other rank has been seen"
+
+
+def watch(works: Sequence[Any], name: str, peers: Sequence[int]) -> None:
+    """Lets the heartbeat watch posted messages, whether or not this process waits for them.
+
+    A wait for NCCL's returns at once, and the process then stands wherever it needs the numbers.
+
+    Args:
+        works: handles of the messages, which tell by themselves when they have arrived, as NCCL's do and gloo's do not.
+        name: what they are for.
+        peers: global ranks that send or receive them.
+    """
+    beat = Heartbeat.current
+    if beat is not None:
+        beat.posted.append((works, name, tuple(peers), beat.awake))
 
 
 @contextmanager

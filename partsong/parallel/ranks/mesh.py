@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from partsong.errors import ArgumentError
 from partsong.knobs import Count, Number, check_knobs
+from partsong.parallel.ranks.backend import agreed_backend
 from partsong.parallel.ranks.health import Heartbeat
 from partsong.parallel.ranks.shards import split_sizes
 
@@ -60,6 +61,7 @@ class Axis:
         network: is notified of messages where exchanges are only counted; None for nobody.
         calls: numbers the exchanges on this axis. All its ranks make the same ones; other groups of the mesh need not.
         shares: relative speed of each place, the same in all groups of the mesh; None where all are equal.
+        doubts: not empty where a call failed since the last exchange, so that ranks may have stopped elsewhere.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Axis:
     network: Network | None = None
     calls: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
     shares: tuple[float, ...] | None = None
+    doubts: list[str] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -152,7 +155,8 @@ class Mesh:
         check_degrees(self.degrees, self.world_size)
         self.shares = check_shares(shares, self.world_size)
         self.device = _local_device(device)
-        self._owns_group = _start_group(self.device, self.world_size, timeout)
+        self._timeout = timedelta(seconds=timeout)
+        self._owns_group = _start_group(self.device, self.world_size, self._timeout)
         self._axes: dict[tuple[str, ...], Axis] = {}
         self._heartbeat = Heartbeat.start(self.rank, self.world_size)
         self._device_mesh = self._build()
@@ -169,8 +173,14 @@ class Mesh:
         names = tuple(name for name, degree in self.degrees.items() if degree > 1)
         shape = tuple(self.degrees[name] for name in names)
         mesh = dist.device_mesh.init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        for name in names:
+            self._limit(mesh.get_group(name))
         _await_connections(None)
         return mesh
+
+    def _limit(self, group: Any) -> None:
+        """Gives a group this mesh's timeout: torch gives it only to the group of all ranks."""
+        dist.distributed_c10d._set_pg_timeout(self._timeout, group)
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
@@ -217,6 +227,7 @@ class Mesh:
         sub = self._device_mesh[names]
         if len(names) > 1:
             sub = sub._flatten("_".join(names))
+            self._limit(sub.get_group())
             _await_connections(sub.get_group())
         ranks = tuple(int(rank) for rank in sub.mesh.flatten().tolist())
         shares = shares_along(names, self.degrees, self.shares)
@@ -228,14 +239,31 @@ class Mesh:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(failed=kind is not None)
 
-    def close(self) -> None:
-        """Ends the process group if this mesh started it."""
+    def close(self, *, failed: bool = False) -> None:
+        """Ends the process group if this mesh started it.
+
+        Args:
+            failed: an error ended the work, so messages may be pending that nobody answers any more. They are dropped:
+                NCCL would wait for them until its timeout, and hide the error until then.
+        """
         self._heartbeat.stop()
         if self._owns_group and dist.is_initialized():
-            dist.destroy_process_group()
+            if failed and dist.get_backend() != "gloo":
+                dist.distributed_c10d._abort_process_group()
+            else:
+                dist.destroy_process_group()
             self._owns_group = False
+
+    def abandon(self) -> None:
+        """Notes that an error has ended a call: before the next message ranks check that all stopped at the same one.
+
+        Every axis does so when it is used again. Without that check a rank that stopped elsewhere would be sent
+        messages of one call and read them as those of another.
+        """
+        for axis in self._axes.values():
+            axis.doubts.append(axis.name)
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={degree}" for name, degree in self.degrees.items() if degree > 1)
@@ -323,27 +351,22 @@ def _rank_and_world() -> tuple[int, int]:
 
 
 def _local_device(device: str | None) -> torch.device:
-    local_rank = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
-        # More ranks than GPUs share them in turn; gloo then carries the data (see _start_group).
-        gpu = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(gpu)
-        return gpu
-    return torch.device(device)
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if chosen.type == "cuda":
+        if chosen.index is None:  # more ranks than GPUs share them in turn
+            local_rank = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
+            chosen = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(chosen)
+    return chosen
 
 
-def _start_group(device: torch.device, world_size: int, timeout: float) -> bool:
+def _start_group(device: torch.device, world_size: int, limit: timedelta) -> bool:
     if world_size == 1 or dist.is_initialized():
         return False
-    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
-    own_gpu = device.type == "cuda" and torch.cuda.device_count() >= local_world
-    extra: dict[str, Any] = {"device_id": device} if own_gpu else {}
-    backend = "nccl" if own_gpu else "gloo"
-    limit = timedelta(seconds=timeout)
     store, rank, _ = next(dist.rendezvous("env://", timeout=limit))
     # A process may open one mesh after another. Each uses keys of its own, so it never reads stale ones.
     store = dist.PrefixStore(f"partsong/{next(_OPENED)}", store)
+    backend = agreed_backend(store, rank, world_size, device)
+    extra: dict[str, Any] = {} if backend == "gloo" else {"device_id": device}
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit, **extra)
     return True
