@@ -116,3 +116,10 @@ def failing_prompts(nproc: int) -> list[tuple[str, float]]:
         pipe.text_encoder.forward = encoder
         got = generate(plan, **CALL, generator=generators(0, 1)).images
         return gathered((said, error(got, want)))
+
+
+def pasted(code: str) -> list[tuple[int, int]]:
+    """Sizes of the pictures that lines of Python make, which somebody pastes into a program."""
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return [image.size for image in names["images"].images]

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from partsong import CfgParallel, EncodeOnce
+from partsong.jobs.planning import paste, subject_for
+from partsong.parallel.ranks.launch import launch
+from partsong.planner.machines import machine_named
+from partsong.planner.recommend import advise
+from tests.parallel import loading_worker
 from tests.test_cli import run
 
 KEYS = {"strategy", "seconds", "seconds_low", "seconds_high", "bytes_sent", "memory_mb", "class", "reason"}
@@ -23,6 +30,14 @@ def test_a_plan_ends_with_what_to_paste(tmp_path: Path, capsys: pytest.CaptureFi
     assert "not measured" in result["calibration"]
     assert "--strategy cfg-parallel:degree=2" in shown
     assert "load_pipeline(" in shown
+
+
+def test_the_python_of_a_plan_runs() -> None:
+    subject, name = subject_for("shapes")
+    advice = advise(subject, machine_named("2xa100", "nvlink3"), steps=2, only=[[CfgParallel(), EncodeOnce()]])
+    always = replace(advice, fits_serial=False)  # a model so small is not worth two devices
+    _, code = paste(name, always, subject, steps=2)
+    assert launch(loading_worker.pasted, 2, code) == [(64, 64)]
 
 
 @pytest.mark.parametrize(

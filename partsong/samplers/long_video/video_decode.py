@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -72,7 +72,9 @@ class StreamingDecoder:
     def _decode(self, z: Tensor, args: Any, kwargs: Any, return_dict: bool, inference: bool) -> Any:
         from diffusers.models.autoencoders.vae import DecoderOutput
 
-        with torch.inference_mode(inference), torch.no_grad():
+        # A new thread begins on the first GPU, whichever one its process has chosen.
+        here = torch.cuda.device(z.device) if z.is_cuda else nullcontext()
+        with here, torch.inference_mode(inference), torch.no_grad():
             out = self._decoder.decode(z, *args, **kwargs)
         return DecoderOutput(sample=out) if return_dict else (out,)
 
