@@ -60,9 +60,9 @@ def _row(name: str, kernel: Any, native: bool = False) -> Backend:
 _NAIVE, _CPU_FLASH = _row("naive", naive), _row("cpu_flash", cpu_flash)
 _CUDA = (
     _row("cudnn", cuda.CUDNN),
-    _row("triton", triton_attention, native=True),
     _row("flash", cuda.FLASH),
     _row("efficient", cuda.EFFICIENT),
+    _row("triton", triton_attention, native=True),
 )
 _HOPPER = (_row("flash3", flash3), _row("gluon", gluon_attention))
 
@@ -75,6 +75,8 @@ BACKENDS: dict[str, Backend] = {
 _BY_DEVICE: dict[str, tuple[Backend, ...]] = {"cpu": (_CPU_FLASH, _NAIVE), "cuda": (*_CUDA, _NAIVE)}
 _FORCED: ContextVar[str | None] = ContextVar("partsong_attention", default=None)
 _logged: set[tuple[str, str]] = set()
+#: Kinds of calls whose tiles a backend could not start on this GPU -> what it said.
+_too_large: dict[tuple[Any, ...], str] = {}
 
 
 def compute(call: Call) -> tuple[Tensor, Tensor]:
@@ -84,12 +86,18 @@ def compute(call: Call) -> tuple[Tensor, Tensor]:
         ArgumentError: the environment variable names no backend.
         UnsupportedError: the forced backend cannot compute it.
     """
-    choice = choose(call)
-    if choice is None:
-        return _compute_by_segment(call)
-    row, form = choice
-    result = row.run(form)
-    return result if row.native or call.init is None else merge([call.init, result])
+    while (choice := choose(call)) is not None:
+        row, form = choice
+        try:
+            result = row.run(form)
+        except Exception as error:
+            # Triton's error, which cannot be imported where it is not installed: a tile does not fit this GPU.
+            if type(error).__name__ != "OutOfResources":
+                raise
+            _too_large[_size_of(row, form)] = f"its tiles do not fit this GPU: {error}"
+            continue
+        return result if row.native or call.init is None else merge([call.init, result])
+    return _compute_by_segment(call)
 
 
 def choose(call: Call) -> tuple[Backend, Call] | None:
@@ -101,7 +109,8 @@ def choose(call: Call) -> tuple[Backend, Call] | None:
         if in_parts and not row.native:
             continue
         form = call if row.native else (plain := plain or call.plain())
-        ok, reason = row.supports(form)
+        reason = _too_large.get(_size_of(row, form)) if _too_large else None
+        ok, reason = (False, reason) if reason else row.supports(form)
         if (row.name, reason) not in _logged:
             _logged.add((row.name, reason))
             _LOG.debug("attention backend %s %s: %s", row.name, "used" if ok else "not used", reason)
@@ -110,6 +119,11 @@ def choose(call: Call) -> tuple[Backend, Call] | None:
         if forced:
             raise UnsupportedError(f"attention backend {row.name!r} was asked for but cannot do this: {reason}")
     return None
+
+
+def _size_of(row: Backend, call: Call) -> tuple[Any, ...]:
+    """Returns what decides how much memory a tile takes."""
+    return row.name, call.q.dtype, call.q.shape[3], call.bias is not None, type(call.mask).__name__
 
 
 def _compute_by_segment(call: Call) -> tuple[Tensor, Tensor]:

@@ -369,7 +369,9 @@ def _combine_variant(full: bool) -> dict[str, Any]:
 def _variants() -> list[dict[str, Any]]:
     cases: dict[tuple[torch.dtype, Tiles, bool], list[int]] = {}
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for num_rows, full, architecture in itertools.product((16, 32, 64, 128), (False, True), (80, 90, 100)):
+        for num_rows, full, architecture in itertools.product(
+            (16, 32, 64, 128), (False, True), (80, 86, 89, 90, 100, 120)
+        ):
             tiles = tiles_for(num_rows, dtype, drawn=full, capability=architecture // 10)
             architectures = cases.setdefault((dtype, tiles, full), [])
             if architecture not in architectures:

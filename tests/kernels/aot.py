@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ARCHITECTURES = (80, 90, 100)
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 MODULES = (
     "tests.kernels.aot_attention",
     "tests.kernels.aot_gluon",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from partsong.kernels.backends import triton_attention_kernel as kernel
+from tests.kernels.aot import ARCHITECTURES
 
 BASE: dict[str, Any] = {
     "WIDTH": 128, "BLOCK_D": 128, "BLOCK_M": 128, "BLOCK_N": 64, "GROUP_SIZE": 1, "SEGMENTED": False, "ORDER": 0,
@@ -18,7 +19,15 @@ COUNTS = {
 }  # fmt: skip
 
 
-def variant(name: str, dtype: str, warps: int, stages: int, out: str | None = None, **chosen: Any) -> dict[str, Any]:
+def variant(
+    name: str,
+    dtype: str,
+    warps: int,
+    stages: int,
+    out: str | None = None,
+    on: tuple[int, ...] = ARCHITECTURES,
+    **chosen: Any,
+) -> dict[str, Any]:
     constexprs = {**BASE, **chosen}
     tma = constexprs["TMA"]
     pointers = {
@@ -39,7 +48,7 @@ def variant(name: str, dtype: str, warps: int, stages: int, out: str | None = No
     return {
         "name": f"attention {name} {dtype}" + " by the copy engine" * tma, "kernel": kernel.attention_kernel,
         "signature": signature, "constexprs": constexprs, "aligned": aligned, "num_warps": warps,
-        "num_stages": stages, "has_dot": True, "copy_engine": tma, "architectures": (90, 100) if tma else (80, 90, 100),
+        "num_stages": stages, "has_dot": True, "copy_engine": tma, "architectures": (90, 100, 120) if tma else on,
     }  # fmt: skip
 
 
@@ -54,17 +63,25 @@ def combine() -> dict[str, Any]:
     }  # fmt: skip
 
 
-D64 = {"WIDTH": 64, "BLOCK_D": 64}
+D64, D256 = {"WIDTH": 64, "BLOCK_D": 64}, {"WIDTH": 256, "BLOCK_D": 256}
+#: Desktops' have less memory for a block, and smaller tiles.
+SERVERS, DESKTOPS = (80, 90, 100), (86, 89, 120)
 #: The first of a kind is what is compiled without ``--full``: it goes through most of the kernel.
 VARIANTS = [
     variant("segments with padding and a start d128", "bf16", 8, 3, out="fp32", SEGMENTED=True, ALIGN=8,
             BIAS=kernel.BIAS_ROW, INIT=True),
-    variant("full d128", "bf16", 8, 3),
-    variant("causal d64", "fp16", 4, 3, ORDER=kernel.ORDER_CAUSAL, **D64),
-    variant("block causal d256", "bf16", 8, 2, WIDTH=256, BLOCK_D=256, BLOCK_M=64, ORDER=kernel.ORDER_BLOCK),
+    variant("full d128", "bf16", 8, 3, on=SERVERS),
+    variant("full d128", "bf16", 8, 3, BLOCK_N=32, on=DESKTOPS),
+    variant("causal d64", "fp16", 4, 3, ORDER=kernel.ORDER_CAUSAL, on=SERVERS, **D64),
+    variant("causal d64", "fp16", 8, 3, ORDER=kernel.ORDER_CAUSAL, on=DESKTOPS, **D64),
+    variant("block causal d256", "bf16", 8, 2, BLOCK_M=64, ORDER=kernel.ORDER_BLOCK, on=SERVERS, **D256),
+    variant("block causal d256", "bf16", 8, 2, BLOCK_M=64, BLOCK_N=32, ORDER=kernel.ORDER_BLOCK, on=DESKTOPS, **D256),
     variant("streams, decoding in splits d128", "bf16", 4, 2, out="fp32", BLOCK_M=16, BLOCK_N=128, GROUP_SIZE=4,
             GROUP=kernel.GROUP_STREAMS, SEGMENTED=True, ALIGN=8, SPLITS=8),
-    variant("tree d64", "fp16", 4, 2, GROUP=kernel.GROUP_TREE, KEY_IDS=True, **D64),
+    variant("tree d64", "fp16", 4, 2, GROUP=kernel.GROUP_TREE, KEY_IDS=True, on=SERVERS, **D64),
+    variant("tree d64", "fp16", 8, 3, GROUP=kernel.GROUP_TREE, KEY_IDS=True, on=DESKTOPS, **D64),
+    variant("whole bias d128", "bf16", 8, 3, BIAS=kernel.BIAS_FULL, on=SERVERS),
+    variant("whole bias d128", "bf16", 8, 2, BLOCK_M=64, BIAS=kernel.BIAS_FULL, on=DESKTOPS),
     variant("full d128", "fp32", 8, 2, BLOCK_M=32, BLOCK_N=32, PRECISION="tf32x3"),
     variant("segments with padding and a start d128", "bf16", 8, 3, out="fp32", SEGMENTED=True, ALIGN=8,
             BIAS=kernel.BIAS_ROW, INIT=True, TMA=True),

@@ -1,4 +1,4 @@
-"""Kernels compiled for Ampere, Hopper and Blackwell without one: tensor cores where there is a product, no spills."""
+"""Kernels compiled for Ampere, Ada, Hopper and Blackwell without one: tensor cores where there is a product, no spills."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kernels.aot import ARCHITECTURES, MODULES
 
 ROOT = Path(__file__).parents[2]
 #: Shared memory a block may have, in bytes.
-SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024} | dict.fromkeys((86, 89, 120), 99 * 1024)
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -54,7 +54,7 @@ def test_shared_memory_fits(rows: list[dict[str, Any]]) -> None:
 
 
 def test_the_copy_engine_loads_where_it_is_meant_to(rows: list[dict[str, Any]]) -> None:
-    assert {row["architecture"] for row in rows if row["wants_copy_engine"]} == {90, 100}
+    assert {row["architecture"] for row in rows if row["wants_copy_engine"]} == {90, 100, 120}
     assert all(bool(row["copy_engine"]) == row["wants_copy_engine"] for row in rows)
     # Two descriptors of 128 bytes, written by each program and overwritten for the next segment.
     assert {row["descriptor_bytes"] for row in rows if row["wants_copy_engine"] and not row["gluon"]} == {256}

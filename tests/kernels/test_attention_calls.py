@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.kernels import BlockCausal, Causal, Segment, Streams, Tree, attention, available, dispatch, force_backend
 from partsong.kernels.call import Call
-from tests.kernels.oracle import inputs
+from tests.kernels.oracle import TOLERANCE, difference, inputs, oracle
 
 USABLE = {name for name, ok, _ in available() if ok}
 
@@ -148,3 +149,26 @@ def test_available() -> None:
     assert len(rows) == 10
     assert all(reason for _, _, reason in rows)
     assert {"cpu_flash", "naive"} <= USABLE
+
+
+class OutOfResources(Exception):
+    """Triton's error where a tile does not fit the GPU."""
+
+
+def test_a_kernel_that_does_not_fit_the_gpu_leaves_the_call_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[torch.Size] = []
+
+    def too_large(call: Call) -> Any:
+        tried.append(call.q.shape)
+        raise OutOfResources("shared memory, Required: 106496, Hardware limit: 101376")
+
+    row = dispatch.Backend(name="triton", usable=lambda: (True, ""), supports=lambda call: (True, ""), run=too_large)
+    monkeypatch.setitem(dispatch._BY_DEVICE, "cpu", (row, *dispatch._BY_DEVICE["cpu"]))
+    monkeypatch.setattr(dispatch, "_too_large", {})
+    q, k, v = inputs(1, 2, 2, 5, 7, 16)
+    for _ in range(2):
+        assert difference(attention(q, k, v), oracle(q, k, v)) <= TOLERANCE[q.dtype]
+    assert len(tried) == 1  # it is remembered
+    monkeypatch.setitem(dispatch.BACKENDS, "triton", row)
+    with force_backend("triton"), pytest.raises(UnsupportedError, match="106496"):
+        attention(q, k, v)

@@ -26,6 +26,8 @@ __all__ = ["Config", "config_for", "fits_copy_engine", "interpreted", "num_split
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_SIZE = 256
+#: Compute capabilities with 99 KiB of shared memory for a block: RTX 3090, 4090, 5090, A10, L4, L40 and others.
+DESKTOP = ((8, 6), (8, 9), (12, 0), (12, 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,11 +133,30 @@ def config_for(call: Call) -> Config:
         )
     if full:  # three products for one, and their operands, in registers
         return Config(block_m=16 if wide else 32, block_n=32, num_warps=8, num_stages=1 if wide else 2)
+    if _is_desktop(q.device):
+        return _desktop_config(call)
     if wide:
         return Config(block_m=64, block_n=64, num_warps=8, num_stages=2)
     if rows <= 64:
         return Config(block_m=64, block_n=64, num_warps=4, num_stages=3)
     return Config(block_m=128, block_n=64, num_warps=8 if q.shape[3] > 64 else 4, num_stages=3)
+
+
+def _desktop_config(call: Call) -> Config:
+    """Chooses tiles of half precision for GPUs with 99 KiB of shared memory for a block."""
+    width = call.q.shape[3]
+    if width > 128:
+        return Config(block_m=64, block_n=32, num_warps=8, num_stages=2)
+    if _bias_kind(call) == _device_code().BIAS_FULL:  # whose tiles are in float32
+        return Config(block_m=64, block_n=64, num_warps=8, num_stages=2)
+    return Config(block_m=128, block_n=32 if width > 64 else 64, num_warps=8, num_stages=3)
+
+
+def _is_desktop(device: torch.device) -> bool:
+    """Says whether it is a GeForce or a relative, from Ampere on."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) in DESKTOP
 
 
 def num_splits(call: Call, config: Config) -> int:
@@ -259,13 +280,19 @@ def _batch_stride(ids: Tensor) -> int:
 
 
 def _bias(call: Call) -> tuple[int, Tensor, tuple[int, ...]]:
-    kernel = _device_code()
-
     bias = call.bias
     if bias is None:
-        return kernel.BIAS_NONE, call.q, (0, 0, 0, 0)
+        return _bias_kind(call), call.q, (0, 0, 0, 0)
     strides = tuple(0 if size == 1 else step for size, step in zip(bias.shape, bias.stride(), strict=True))
-    return kernel.BIAS_ROW if bias.shape[1] == bias.shape[2] == 1 else kernel.BIAS_FULL, bias, strides
+    return _bias_kind(call), bias, strides
+
+
+def _bias_kind(call: Call) -> int:
+    kernel = _device_code()
+
+    if call.bias is None:
+        return kernel.BIAS_NONE
+    return kernel.BIAS_ROW if call.bias.shape[1] == call.bias.shape[2] == 1 else kernel.BIAS_FULL
 
 
 def _table(segments: list[Segment]) -> Tensor:
