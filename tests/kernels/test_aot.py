@@ -1,4 +1,4 @@
-"""Kernels compiled for Ampere, Ada, Hopper and Blackwell without one: tensor cores where there is a product, no spills."""
+"""Kernels compiled for GPUs from Ampere to Blackwell without one: tensor cores where there is a product, no spills."""
 
 from __future__ import annotations
 
