@@ -14,7 +14,7 @@ from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.plan.seen import Seen
 from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.ranks.noise import share_random_state
-from partsong.parallel.strategy import Borders, Kind, Strategy, combined_kind
+from partsong.parallel.strategy import Borders, Kind, Strategy, at_work, combined_kind
 
 __all__ = ["PlanState"]
 
@@ -38,6 +38,7 @@ class PlanState:
         guider: returns the guidance of a modular pipeline; None where it has none.
         is_ending: whether the pipeline's call is cleaning up.
         loop: the strategy whose own sampling loop must be used; None where the pipeline's own call samples.
+        blocks_gradients: names of the strategies at work that do not pass gradients on; empty where all do.
         rounds: how that loop shares points of the trajectory out over ranks; None where it does not.
     """
 
@@ -45,6 +46,9 @@ class PlanState:
         self.strategies, self.mesh = strategies, mesh
         self.kind: Kind = combined_kind(strategies)
         self.clock, self.seen = StepClock(), Seen()
+        working = [s for s in strategies if s in at_work(strategies, mesh) or (s.denoises and not s.axes)]
+        blocking = (type(s).__name__ for s in working if s.denoises and not s.passes_gradients)
+        self.blocks_gradients = " and ".join(blocking)
         self.loop: Strategy | None = None
         self.rounds = next((rounds for s in strategies if (rounds := s.rounds(mesh)) is not None), None)
         self.scheduler: Any = None
