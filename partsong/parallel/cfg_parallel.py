@@ -29,5 +29,6 @@ class CfgParallel(Strategy):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("cfg",)
+    passes_gradients: ClassVar[bool] = True
 
     degree: Count | None = None

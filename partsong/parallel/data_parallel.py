@@ -24,5 +24,6 @@ class DataParallel(Strategy):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("data",)
+    passes_gradients: ClassVar[bool] = True
 
     degree: Count | None = None

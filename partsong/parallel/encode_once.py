@@ -12,6 +12,7 @@ from torch import nn
 from partsong.errors import UnsupportedError
 from partsong.model_folders import text_encoders
 from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.hooks.gradients import check_gradients
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.hooks.replaced_method import ReplacedMethods
 from partsong.parallel.protocols import Coder
@@ -93,9 +94,11 @@ class SharedPrompts(Coder):
     def _offload(self) -> None:
         from accelerate import cpu_offload_with_hook
 
-        for name in text_encoders(self.pipe.components):
-            if isinstance(encoder := getattr(self.pipe, name), nn.Module):
-                self._offloads.append(cpu_offload_with_hook(encoder, self.device)[1])
+        self._offloads += [cpu_offload_with_hook(encoder, self.device)[1] for encoder in self._encoders()]
+
+    def _encoders(self) -> list[nn.Module]:
+        parts = (getattr(self.pipe, name) for name in text_encoders(self.pipe.components))
+        return [part for part in parts if isinstance(part, nn.Module)]
 
     def _detach(self) -> None:
         self._methods.restore()
@@ -120,6 +123,7 @@ class SharedPrompts(Coder):
 
     def _encode(self, encode: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
+            check_gradients(type(self.pipe).__name__, self._encoders(), {"prompt": args, **kwargs}, "EncodeOnce")
             return encode(*args, **kwargs)
         except Exception as error:
             broadcast_error(self.axis, error, self.device, name=_NAME)

@@ -117,9 +117,6 @@ class Shards(Protocol):
         """
         ...
 
-    def abandon(self) -> None:
-        """Drops pending messages without waiting, after an error; most shares keep none."""
-
     def check_bytes(self) -> int:
         """Returns the bytes a rank sends in a call without the plan's other hooks, to check a row."""
         return 0

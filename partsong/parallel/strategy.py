@@ -33,6 +33,7 @@ __all__ = [
     "Site",
     "Statistics",
     "Strategy",
+    "at_work",
     "combined_kind",
     "mesh_for",
     "own_loop",
@@ -89,6 +90,8 @@ class Strategy:
     reads_last_step: ClassVar[bool] = False
     #: Whether its ranks hold runs of blocks, so that it needs all blocks to be traced.
     cuts_blocks: ClassVar[bool] = False
+    #: Whether inputs and weights get the gradients of one rank, where every rank computes the same loss.
+    passes_gradients: ClassVar[bool] = False
     # Not annotated, so these are not fields: strategies with an axis or a warm-up make them knobs.
     #: Number of ranks on its axis; None takes those that the others leave.
     degree = None
@@ -175,16 +178,20 @@ class Strategy:
         check_fields(self)
 
 
+def at_work(strategies: Sequence[Strategy], mesh: Mesh) -> list[Strategy]:
+    """Returns the strategies that have more than one rank."""
+    return [s for s in strategies if any(mesh.degrees[axis] > 1 for axis in (AXES if s.uses_all_ranks else s.axes))]
+
+
 def refuse(strategies: tuple[Strategy, ...], adapter: Adapter, mesh: Mesh) -> None:
     """Refuses strategies without a correct form on an architecture, where they have more than one rank.
 
     Raises:
         UnsupportedError: names the strategy and the architecture, says why and what to use.
     """
-    for strategy in strategies:
+    for strategy in at_work(strategies, mesh):
         reason = strategy.refuses(adapter)
-        axes = mesh.degrees if strategy.uses_all_ranks else strategy.axes
-        if reason is not None and any(mesh.degrees[axis] > 1 for axis in axes):
+        if reason is not None:
             raise UnsupportedError(f"{type(strategy).__name__} on {adapter.model}: {reason}")
 
 

@@ -97,7 +97,7 @@ def moved_away() -> list[str]:
     """What is said of a model that was moved to a device that its ranks do not exchange on."""
     unet = UNETS["SD"].model(torch.float64)
     call = UNETS["SD"].calls((8, 12), torch.float64, (900.0,))[0]
-    with parallelize(unet, SyncPatch()):
+    with torch.no_grad(), parallelize(unet, SyncPatch()):
         unet.to("meta")
         try:
             unet(**{name: value.to("meta") if isinstance(value, Tensor) else value for name, value in call.items()})
@@ -112,7 +112,7 @@ def lora_loaded_late() -> list[str]:
 
     unet = UNETS["SD"].model(torch.float64)
     call = UNETS["SD"].calls((8, 12), torch.float64, (900.0,))[0]
-    with parallelize(unet, SyncPatch()):
+    with torch.no_grad(), parallelize(unet, SyncPatch()):
         inject_adapter_in_model(LoraConfig(r=2, target_modules=["to_q", "conv1"]), unet)
         try:
             unet(**call)

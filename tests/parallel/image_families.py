@@ -72,7 +72,7 @@ def qwen_image_inputs(side: int, batch: int) -> dict[str, Any]:
         "encoder_hidden_states": torch.randn(batch, text, 12),
         "encoder_hidden_states_mask": mask,
         "timestep": torch.full((batch,), 0.5),
-        "img_shapes": [[(1, rows, width)]] * batch,
+        "img_shapes": [[(1, rows, width)]],  # as its pipeline makes it for several pictures of a prompt
     }
 
 

@@ -151,14 +151,17 @@ def omnigen_inputs(side: int, batch: int) -> dict[str, Any]:
     sees = torch.ones(batch, total, total)
     sees[:, :8, :8] = torch.ones(8, 8).tril()  # words see the words before them, the picture sees all
     sees[:, :8, 8:] = 0
+    places = torch.arange(total).repeat(batch, 1)
+    sees[0, 2:, :2] = 0  # the first text has two tokens of padding, and all samples are turned by its positions
+    places[0] = (places[0] - 2).clamp(min=0)
     return {
         "hidden_states": torch.randn(batch, 4, side, side),
         "timestep": torch.full((batch,), 0.5),
         "input_ids": torch.arange(batch * 7).view(batch, 7) + 1,
-        "input_img_latents": [],
-        "input_image_sizes": {},
+        "input_img_latents": [torch.randn(1, 4, 4, 4)],
+        "input_image_sizes": {batch - 1: [[2, 6]]},  # the last sample is given a picture
         "attention_mask": sees,
-        "position_ids": torch.arange(total).repeat(batch, 1),
+        "position_ids": places,
     }
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 import weakref
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -16,6 +19,7 @@ from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.cuts.batch import GuidancePair
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.ranks.health import operation
 from partsong.parallel.sharded_weights.weight_shares import find_units
 from tests.parallel.ranks import error, gathered
 from tests.parallel.tensor_worker import STEPS, build, calls
@@ -96,22 +100,47 @@ def without_a_layer(nproc: int) -> list[list[float]]:
 
 
 def after_an_error(nproc: int) -> list[dict[str, Any]]:
-    """A call that fails on one rank only, and what is said of the model then."""
+    """Errors after a call, one of them an interruption, on every rank at the same point."""
     with Mesh(ulysses=nproc) as mesh, torch.no_grad():
-        model = build("SD3")
-        said = ""
+        model, named = build("SD3"), calls("SD3")[0]
+        want, held = sample_of(model(**named)), [*model.parameters()]
+        with (
+            contextlib.suppress(ValueError, KeyboardInterrupt),
+            parallelize(model, ShardedWeights(), Ulysses(), mesh=mesh),
+        ):
+            model(**named)
+            raise KeyboardInterrupt if mesh.rank else ValueError
+        same = all(now is before for now, before in zip(model.parameters(), held, strict=True))
+        return gathered({"same": same and torch.equal(sample_of(model(**named)), want), "clean": _is_clean(model)})
+
+
+def after_an_error_on_one(nproc: int) -> list[dict[str, Any]]:
+    """An error on the first rank while the others wait for its message: what is said of the model, and how soon."""
+    with Mesh(ulysses=nproc) as mesh, torch.no_grad():
+        model, start = build("SD3"), 0.0
+        with contextlib.suppress(ValueError), parallelize(model, ShardedWeights(), Ulysses(), mesh=mesh):
+            model(**calls("SD3")[0])
+            start = time.monotonic()
+            if mesh.rank:
+                _late_message()
+            raise ValueError("only here at first")
+        seconds = time.monotonic() - start
+        if not mesh.rank:
+            _late_message()
         try:
-            with parallelize(model, ShardedWeights(), Ulysses(), mesh=mesh):
-                model(**calls("SD3")[0])
-                if mesh.rank == 0:
-                    raise ValueError("only here")
-                raise KeyboardInterrupt
-        except (ValueError, KeyboardInterrupt):
-            try:
-                model(**calls("SD3")[0])
-            except PartsongError as problem:
-                said = str(problem)
-        return gathered({"said": said, "clean": not any(isinstance(part, FSDPModule) for part in model.modules())})
+            said = str(model(**calls("SD3")[0]))
+        except PartsongError as problem:
+            said = str(problem)
+        return gathered({"said": said, "clean": _is_clean(model), "seconds": seconds})
+
+
+def _late_message() -> None:
+    with operation("a late message", (0,)):
+        dist.broadcast(torch.ones(1), 0)
+
+
+def _is_clean(model: nn.Module) -> bool:
+    return not any(isinstance(part, FSDPModule) for part in model.modules())
 
 
 def repeated(nproc: int) -> list[dict[str, Any]]:

@@ -19,6 +19,8 @@ RULES = BatchRules(
     model="Model",
     batched=("sample", "text", "more"),
     per_sample=("pictures",),
+    first=("sizes",),
+    numbered={"spans": "given"},
     folded=("frames",),
     shared=("positions",),
 )
@@ -146,3 +148,25 @@ def test_lists_of_adapters_are_no_lists_of_samples() -> None:
     embeddings = [torch.arange(2.0), torch.arange(2.0) + 5]
     own = RULES.cut({"more": {"image_embeds": embeddings}}, slice(1, 2), 2)["more"]["image_embeds"]
     assert [part.tolist() for part in own] == [[1.0], [6.0]]
+
+
+def test_the_first_item_of_a_list_serves_every_sample() -> None:
+    for sizes in ([[(1, 4, 4)]], [[(1, 4, 4)]] * 2, [[(1, 4, 4)]] * 4):
+        assert RULES.cut({"sizes": sizes}, slice(2, 4), 4)["sizes"] == [[(1, 4, 4)]]
+    with pytest.raises(UnsupportedError, match="sizes differs between samples"):
+        RULES.cut({"sizes": [[(1, 4, 4)], [(1, 2, 8)]]}, slice(0, 1), 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "spans", "listed"),
+    [
+        (slice(0, 1), {}, []),
+        (slice(1, 3), {0: [(0, 2), (3, 5)]}, ["a", "b"]),
+        (slice(2, 4), {1: [(1, 3)]}, ["c"]),
+        ([3, 1], {0: [(1, 3)], 1: [(0, 2), (3, 5)]}, ["c", "a", "b"]),
+    ],
+)
+def test_things_counted_by_sample_follow_their_sample(rows: Any, spans: Any, listed: list[str]) -> None:
+    whole = {"spans": {1: [(0, 2), (3, 5)], 3: [(1, 3)]}, "given": ["a", "b", "c"]}
+    own = RULES.cut(whole, rows, 4)
+    assert (own["spans"], own["given"]) == (spans, listed)

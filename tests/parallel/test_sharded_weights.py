@@ -99,10 +99,17 @@ def test_calls_may_leave_blocks_out() -> None:
         assert max(rank) <= 1e-10
 
 
-def test_after_an_error_the_model_refuses_further_calls() -> None:
+def test_weights_come_back_after_an_error_on_all_ranks() -> None:
     for rank in launch(worker.after_an_error, 2, 2):
+        assert rank["same"]
+        assert rank["clean"]
+
+
+def test_after_an_error_on_one_rank_the_model_refuses_further_calls() -> None:
+    for rank in launch(worker.after_an_error_on_one, 3, 3):
         assert "load the model again" in rank["said"]
         assert rank["clean"]
+        assert rank["seconds"] < 10
 
 
 def test_ranks_make_as_many_calls_whatever_the_branches() -> None:

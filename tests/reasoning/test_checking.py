@@ -46,6 +46,20 @@ def pids(checker: MathChecker) -> list[int]:
         *[(r"\left( 3, \frac{\pi}{2} \right)", r"(3, \pi/2)", True), ("(3,4)", "(4,3)", False), ("x^2", "x^3", False)],
         *[(r"2\sqrt{2}", "2.83", False), (r"\frac{1}{2}", "0.5", True), ("1,000", "1000.0", True), ("3", "4", False)],
         *[("0.15", r"15\%", True), (r"\text{Evelyn}", "Evelyn", True), (r"90^\circ", "90", True)],
+        *[("22/3", "2 2/3", False), ("8/3", "2 2/3", True), ("12", "1 2", False), ("1e3", "1000", True)],
+        *[(r"\frac{1}{2004!}", r"\frac{1}{2006!}", False), (r"\sqrt2\cdot10^{-20}", r"\sqrt3\cdot10^{-20}", False)],
+        *[
+            ("0", r"\sqrt{2}+\sqrt{3}-\sqrt{5+2\sqrt{6}}", True),
+            ("(8/3, x)", "(2 2/3, x)", True),
+            ("x+12", "x+1 2", False),
+        ],
+        *[
+            ("5", r"5\text{ million}", False),
+            ("10000", r"10\,000", True),
+            ("9.5", "9{,}5", True),
+            ("1234", "1, 234", False),
+        ],
+        *[("-5", "\u20135", True), (r"12", r"12 \text{ cm}^2", True), ("144", r"12 \text{ cm}^2", False)],
         *[("3", r"__import__('os').abort()", False), ("3", "", False), ("3", "}{$$\n\\", False)],
     ],
 )

@@ -31,15 +31,15 @@ EXTRACTORS: list[Callable[[str], str | None]] = [
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        *[("#### 1,200", "1200"), ("it costs $18.", "18"), ("-$5", "-5"), ("20-5=15.", "15"), ("5-3", "3")],
-        *[("x=-3", "-3"), ("−7 degrees", "-7"), ("it is .5", "1/2"), ("3,5,7", "7"), ("1e5", "100000")],  # noqa: RUF001
+        *[("#### 1,200", "1200"), ("it costs $18.", "18"), ("-$5", "-5"), ("20-5=15.", "15"), ("5-3", None)],
+        *[("x=-3", "-3"), ("−7 degrees", "-7"), ("it is .5", "1/2"), ("3,5,7", None), ("1e5", "100000")],  # noqa: RUF001
         *[(r"\boxed{2^{10}}", "1024"), (r"\boxed{18\text{ dollars}}", "18"), (r"\boxed{x=5}", "5"), ("3.", "3")],
         *[(r"\boxed{-\frac{3}{4}} of 9", "-3/4"), (r"\boxed{50\%}", "50"), (r"\boxed{\$1,234.50}", "2469/2")],
-        *[(r"\boxed{90^\circ}", "90"), (r"\boxed{x} or 3", "3"), (r"answer \frac{3}{4}.", "3/4"), (r"\frac34", "3/4")],
+        *[(r"\boxed{90^\circ}", "90"), (r"\boxed{x} or 3", None), (r"answer \frac{3}{4}.", "3/4"), (r"\frac34", "3/4")],
         *[(r"\boxed{3} so \boxed{4} and \boxed{5", "4"), (r"\fbox{6} 7", "6"), ("6/8", "3/4"), ("1/0", None)],
         *[("<think>4</think>", None), ("<think>4", None), ("<think>4</think>5", "5"), ("٣", None), ("no", None)],
         *[(r"\boxed{3\sqrt{2}}", None), (r"\boxed{9^{9^9}} 4", None), ("9" * 5000, None), ("", None)],
-        *[("v1.2.3", "3"), ("10,000,000 of 1,00", "0"), ("7" + " " * 300_000, None)],
+        *[("v1.2.3", None), ("10,000,000 of 1,00", None), ("7" + " " * 300_000, None)],
     ],
 )
 def test_numbers(text: str, answer: str | None) -> None:

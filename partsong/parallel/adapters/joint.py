@@ -118,7 +118,7 @@ ROWS = (
         },
         gather=PROJECTED,
         blocks={"transformer_blocks": TEXT_FIRST},
-        per_sample=("img_shapes",),
+        first=("img_shapes",),
         batched=names(
             "hidden_states encoder_hidden_states encoder_hidden_states_mask timestep img_shapes guidance "
             "additional_t_cond"

@@ -159,6 +159,6 @@ ROWS = (
         batched=names(
             "hidden_states encoder_hidden_states encoder_hidden_states_mask timestep img_shapes attention_kwargs"
         ),
-        per_sample=("img_shapes",),
+        first=("img_shapes",),
     ),
 )

@@ -165,6 +165,9 @@ class Adapter:
         batched: arguments of the root module whose first dimension is the batch, or that are lists with an item per
             sample; a dictionary is searched.
         per_sample: those of `batched` that are lists with an item per sample. Other lists are searched for tensors.
+        first: those of `batched` that are lists of which the model reads the first item for all samples.
+        numbered: those of `batched` that are dictionaries from a sample's number to a list -> the one that lists as
+            many things, sample after sample.
         layered: arguments whose tensors have the batch second, after the layers of a text encoder, or after keys and
             values in a cache that the model fills; a dictionary is searched.
         padded: arguments `[B, L, ...]` as long as the longest item of another one -> its name, and the multiple that
@@ -208,6 +211,8 @@ class Adapter:
     timestep: str = "timestep"
     batched: tuple[str, ...] = ("hidden_states", "encoder_hidden_states", "timestep")
     per_sample: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    numbered: Mapping[str, str] = field(default_factory=dict)
     layered: tuple[str, ...] = ()
     padded: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     trims_text: bool = False

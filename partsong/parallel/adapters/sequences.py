@@ -77,14 +77,18 @@ ROWS = (
         splits={"layers.0": {"hidden_states": JOINT_TOKENS}, "layers.*": {"image_rotary_emb": _FIRST}},
         gather={"layers.-1": JOINT_TOKENS},
         blocks={"layers": ONE},
-        batched=names("hidden_states timestep input_ids attention_mask position_ids"),
+        batched=names("hidden_states timestep input_ids attention_mask input_img_latents input_image_sizes"),
+        # It turns all samples by the first one's positions, and chooses its scale by the largest of all.
+        shared=("position_ids",),
+        numbered={"input_image_sizes": "input_img_latents"},
     ),
     whole(
         "QwenImage 2.1",
         "QwenImage21Transformer2DModel",
         "its attention runs once for every run of words and every picture in the sequence, each over what comes before "
         "it, and keeps keys by their place",
-        "hidden_states encoder_hidden_states timestep img_shapes img_mask encoder_hidden_states_mask",
-        per_sample=("img_shapes",),
+        "hidden_states encoder_hidden_states timestep img_shapes encoder_hidden_states_mask",
+        first=("img_shapes",),
+        shared=("img_mask",),
     ),
 )

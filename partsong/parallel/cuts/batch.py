@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.cuts.same_arguments import ExpectedArguments
 from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.hooks.gradients import wanted_gradient
 from partsong.parallel.hooks.model_hooks import kept_arguments, map_samples, samples_of
-from partsong.parallel.ranks.collectives import exchange, gather_tokens
+from partsong.parallel.ranks.collectives import exchange
+from partsong.parallel.ranks.gradients import gather_samples, shared_call
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
 
@@ -31,10 +33,11 @@ class BatchSplit:
     Args:
         axis: the ranks that share the batch.
         rules: how the arguments depend on the batch.
+        module: what is called; gradients of its weights are those of the whole batch.
     """
 
-    def __init__(self, axis: Axis, rules: BatchRules) -> None:
-        self.axis, self.rules = axis, rules
+    def __init__(self, axis: Axis, rules: BatchRules, module: nn.Module) -> None:
+        self.axis, self.rules, self.module = axis, rules, module
 
     def run(self, forward: Forward, named: Mapping[str, Any], sample: Tensor | list[Tensor]) -> Any:
         """Makes one call; the batch is counted on `sample`.
@@ -45,10 +48,12 @@ class BatchSplit:
         total = len(sample)
         sizes = split_sizes(total, self.axis.size)
         rows = self.rows(total)
+        if wanted_gradient([self.module], named):
+            forward, named = shared_call(self.axis, self.module, forward, dict(named))
         cut = self.rules.cut(named, rows, total)
         output = forward(**cut)
         own = sizes[self.axis.index]
-        gathered = map_samples(output, lambda x: gather_tokens(self.axis, x[:own], sizes, 0, name="gather of samples"))
+        gathered = map_samples(output, lambda x: gather_samples(self.axis, x[:own], sizes))
         return _with_whole(gathered, cut, named)
 
     def rows(self, total: int) -> slice:

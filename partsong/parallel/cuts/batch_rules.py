@@ -10,6 +10,7 @@ from torch import Tensor
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
+from partsong.parallel.cuts.same_arguments import equal_arguments
 
 __all__ = ["BatchRules", "Rows"]
 
@@ -28,6 +29,8 @@ class BatchRules:
         model: name of the model, for messages.
         batched: arguments whose tensors have the batch first; lists and dictionaries are searched for tensors.
         per_sample: arguments that are lists with an item per sample.
+        first: arguments that are lists of which the model reads the first item for all samples.
+        numbered: dictionaries from a sample's number to a list -> the argument that lists as many things.
         folded: arguments whose tensors have batch x frames first.
         layered: arguments whose tensors have the batch second; dictionaries are searched for tensors.
         padded: arguments as long as the longest item of another one -> its name, and the multiple that items fill up.
@@ -39,6 +42,8 @@ class BatchRules:
     model: str
     batched: tuple[str, ...]
     per_sample: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    numbered: Mapping[str, str] = field(default_factory=dict)
     folded: tuple[str, ...] = ()
     layered: tuple[str, ...] = ()
     padded: Mapping[str, tuple[str, int]] = field(default_factory=dict)
@@ -52,6 +57,8 @@ class BatchRules:
             model=adapter.model,
             batched=(*adapter.batched, *adapter.residuals),
             per_sample=adapter.per_sample,
+            first=adapter.first,
+            numbered=adapter.numbered,
             folded=adapter.frames.folded if adapter.frames is not None else (),
             layered=adapter.layered,
             padded=adapter.padded,
@@ -76,11 +83,16 @@ class BatchRules:
                 longest, kept = (max(map(len, items[other])) for items in (named, taken))
                 surplus = (-(-longest // multiple) - -(-kept // multiple)) * multiple
                 taken[name] = _shortened(taken[name], surplus)
+        for name, listed in self.numbered.items():
+            if named.get(name):
+                taken[name], taken[listed] = _renumbered(named[name], named[listed], _numbers(rows, total))
         return taken
 
     def _argument(self, name: str, value: Any, rows: Rows, total: int) -> Any:
-        if value is None or name in self.shared:
+        if value is None or name in self.shared or name in (*self.numbered, *self.numbered.values()):
             return value
+        if name in self.first:
+            return self._first(name, value)
         if name in self.per_sample:
             if isinstance(value, (list, tuple)):
                 return self._items(name, value, rows, total)
@@ -93,6 +105,14 @@ class BatchRules:
             return self._samples(name, value, rows, total)
         self._refuse_lookalikes(name, value, total)
         return value
+
+    def _first(self, name: str, value: Any) -> Any:
+        if not all(equal_arguments(item, value[0]) for item in value):
+            raise UnsupportedError(
+                f"{self.model}: {name} differs between samples, and the model reads the first one's for all of them; "
+                "give samples of one call the same, or use a strategy that leaves the batch whole, such as Ulysses"
+            )
+        return value[:1]
 
     def _layers(self, name: str, value: Any, rows: Rows, total: int) -> Any:
         """Cuts tensors that have the batch second, as views, so that a model's writes reach the whole tensors."""
@@ -166,6 +186,19 @@ def _some(items: Sequence[Any], rows: Rows) -> Any:
     if isinstance(rows, slice):
         return items[rows]
     return type(items)(items[row] for row in rows) if items else items  # type: ignore[call-arg]
+
+
+def _numbers(rows: Rows, total: int) -> Sequence[int]:
+    return range(total)[rows] if isinstance(rows, slice) else rows
+
+
+def _renumbered(by_sample: Mapping[int, Any], listed: Sequence[Any], rows: Sequence[int]) -> tuple[Any, Any]:
+    """Takes some samples' entries, by their new numbers, and the things that these count, in their order."""
+    left, things = iter(listed), {}
+    for sample, entries in by_sample.items():
+        things[sample] = [next(left) for _ in entries]
+    kept = [(new, old) for new, old in enumerate(rows) if old in by_sample]
+    return {new: by_sample[old] for new, old in kept}, [thing for _, old in kept for thing in things[old]]
 
 
 def _shortened(value: Any, surplus: int) -> Any:

@@ -44,9 +44,14 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
 
 
 class HookSet:
-    """Keeps the hooks that one plan has put on modules, and the attributes it has changed."""
+    """Keeps the hooks that one plan has put on modules, and the attributes it has changed.
+
+    Attributes:
+        has_failed: whether they are removed after an error, which other ranks need not have met.
+    """
 
     def __init__(self) -> None:
+        self.has_failed = False
         self._changed: list[_Attribute] = []
         self._placed: list[tuple[nn.Module, str]] = []
         self._at_end: list[Callable[[], None]] = []
@@ -113,6 +118,7 @@ class HookSet:
         self._forwards.clear()
         while self._at_end:
             self._at_end.pop()()
+        self.has_failed = False
 
     @contextmanager
     def lifted(self) -> Iterator[None]:

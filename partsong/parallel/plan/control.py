@@ -16,6 +16,7 @@ from partsong.parallel.cuts.row_blocks import UNET_ADVICE, UNET_BLOCKS, farthest
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
 from partsong.parallel.hooks.clock import SideClock
+from partsong.parallel.hooks.gradients import check_gradients
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
 from partsong.parallel.plan.checks import KnownLayers, check_device, check_given
 from partsong.parallel.plan.denoiser import Denoiser
@@ -87,6 +88,8 @@ class ControlNet:
         """Makes one call on this rank; returns the ControlNet's output, filled up with zeros."""
         sample = named[self.adapter.sample]
         check_given(self.adapter.model, self.adapter.refused, named)
+        if self.plan.blocks_gradients:
+            check_gradients(self.adapter.model, [self.module], named, self.plan.blocks_gradients)
         check_device(self.adapter.model, sample, self.plan.mesh)
         self._layers.check()
         self.plan.follow_scheduler()

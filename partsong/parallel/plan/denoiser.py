@@ -18,6 +18,7 @@ from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.cuts.stacked_branches import branches_apart
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
+from partsong.parallel.hooks.gradients import check_gradients, wanted_gradient
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, kept_arguments, signature_of, with_samples
 from partsong.parallel.plan.checks import KnownLayers, check_device, check_given
 from partsong.parallel.plan.neighbours import check_guidance_calls, check_neighbours
@@ -74,7 +75,7 @@ class Denoiser:
             self.cut.attach(hooks)
         self.checked = self.everyone.size > 1 and not self.everyone.dry
         self.comparison = Comparison(self.everyone, self.adapter.sample)
-        self.batch = BatchSplit(mesh.axis("data", "cfg"), BatchRules.of(self.adapter))
+        self.batch = BatchSplit(mesh.axis("data", "cfg"), BatchRules.of(self.adapter), module)
         # Ranks that share weights over this axis gather them together, so each must make equally many calls.
         is_even = self.shards is not None and "cfg" in self.shards.axes
         self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock, self.adapter.sample, is_even=is_even)
@@ -171,7 +172,9 @@ class Denoiser:
 
     def _share(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
         self.guidance.computed, self.guidance.was_ready = 0, False
-        if self.guidance.axis.size > 1 and not self.splits(named):
+        # What another call has computed for this one has no gradients of this one's arguments.
+        is_guided = self.guidance.axis.size > 1 and not wanted_gradient([self.module], named)
+        if is_guided and not self.splits(named):
             check_guidance_calls(self.module, self.plan.guider(), "CfgParallel")
             return self.guidance.run(forward, named)
         return self._split(forward, named)
@@ -241,8 +244,6 @@ class Denoiser:
         self.comparison.abandon()
         if self.cut is not None:
             self.cut.abandon()
-        if self.shards is not None:
-            self.shards.abandon()
 
     def _begin(self) -> None:
         self.comparison.check()
@@ -250,6 +251,8 @@ class Denoiser:
         self._shapes.clear()
 
     def _refuse(self, named: dict[str, Any]) -> None:
+        if self.plan.blocks_gradients:
+            check_gradients(self.adapter.model, [self.module], named, self.plan.blocks_gradients)
         if self.cut is not None:
             check_given(self.adapter.model, self.adapter.refused, named)
 

@@ -193,7 +193,7 @@ def _decoder_hook(plan: PlanState, decoder: nn.Module) -> AroundHook:
     signature = signature_of(decoder)
     first = next(iter(signature.parameters))
     split = BatchSplit(
-        plan.mesh.axis("data"), BatchRules(model=type(decoder).__name__, batched=(first,), trusting=True)
+        plan.mesh.axis("data"), BatchRules(model=type(decoder).__name__, batched=(first,), trusting=True), decoder
     )
 
     def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:

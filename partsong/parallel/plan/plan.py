@@ -108,6 +108,7 @@ class Plan(PlanState):
             renewal = Renewal(self._take_off, self._put_on, self._refuses_change, lambda: self.is_ending)
             watch_changes(renewal, owners, self._methods)
         except BaseException:
+            self.abandon()
             self.undo()
             raise
 
@@ -213,8 +214,13 @@ class Plan(PlanState):
         self.undo()
 
     def abandon(self) -> None:
+<<<<<<< HEAD
         """Drops pending messages without waiting, after an error."""
         self.mesh.abandon()
+=======
+        """Drops pending messages without waiting, after an error; `undo` then expects nothing of other ranks."""
+        self._hooks.has_failed = True
+>>>>>>> main
         for under in (*self.denoisers, *self.controlnets):
             under.abandon()
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -150,7 +149,7 @@ def counting_flops(
     if key in known:
         output = forward(**named)
     else:
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
+        with FlopCounterMode(display=False) as counter:
             output = forward(**named)
         known[key] = counter.get_total_flops()
     ledger.count(flops=known[key])

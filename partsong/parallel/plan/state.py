@@ -16,7 +16,7 @@ from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.plan.seen import Seen
 from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.ranks.noise import share_random_state
-from partsong.parallel.strategy import Borders, Kind, Strategy, combined_kind
+from partsong.parallel.strategy import Borders, Kind, Strategy, at_work, combined_kind
 
 __all__ = ["PlanState"]
 
@@ -41,6 +41,7 @@ class PlanState:
         is_ending: whether the pipeline's call is cleaning up.
         lent: the modules of the pipeline's other parts, some of which may be a denoiser's own.
         loop: the strategy whose own sampling loop must be used; None where the pipeline's own call samples.
+        blocks_gradients: names of the strategies at work that do not pass gradients on; empty where all do.
         rounds: how that loop shares points of the trajectory out over ranks; None where it does not.
     """
 
@@ -48,6 +49,9 @@ class PlanState:
         self.strategies, self.mesh = strategies, mesh
         self.kind: Kind = combined_kind(strategies)
         self.clock, self.seen = StepClock(), Seen()
+        working = [s for s in strategies if s in at_work(strategies, mesh) or (s.denoises and not s.axes)]
+        blocking = (type(s).__name__ for s in working if s.denoises and not s.passes_gradients)
+        self.blocks_gradients = " and ".join(blocking)
         self.loop: Strategy | None = None
         self.lent: frozenset[nn.Module] = frozenset()
         self.rounds = next((rounds for s in strategies if (rounds := s.rounds(mesh)) is not None), None)

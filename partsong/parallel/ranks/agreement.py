@@ -28,12 +28,13 @@ _PERIOD = 97
 _ADVICE = "make the same call on every rank, with the same prompt, sizes and generator=torch.Generator().manual_seed(n)"
 
 
-def check_alike(axis: Axis, given: Mapping[str, Any]) -> None:
+def check_alike(axis: Axis, given: Mapping[str, Any], *, advice: str = _ADVICE) -> None:
     """Refuses values that differ between ranks, on all ranks alike.
 
     Args:
         axis: the ranks that compare.
         given: this rank's tensors and containers of tensors by name; every rank gives the same names.
+        advice: what to do where they differ.
 
     Raises:
         ArgumentError: a value differs; names the rank and the value.
@@ -43,7 +44,7 @@ def check_alike(axis: Axis, given: Mapping[str, Any]) -> None:
     for position, name in enumerate(given):
         rank = _odd_one(axis, [row[NUMBERS_PER_VALUE * position :][:NUMBERS_PER_VALUE] for row in table])
         if rank is not None:
-            raise ArgumentError(f"rank {rank} was given another {name} than rank {axis.ranks[0]}; {_ADVICE}")
+            raise ArgumentError(f"rank {rank} was given another {name} than rank {axis.ranks[0]}; {advice}")
 
 
 class Comparison:

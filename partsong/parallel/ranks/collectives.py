@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partsong import ledger
-from partsong.errors import ArgumentError
+from partsong.errors import ArgumentError, DistributedError
 from partsong.parallel.ranks.health import operation, watch
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.ranges import named_range
 from partsong.parallel.ranks.shards import offsets
-from partsong.parallel.ranks.stops import check_stopped_alike
+from partsong.parallel.ranks.stops import stopped_together
 
 __all__ = ["Pending", "agree", "all_gather", "all_to_all", "broadcast", "exchange", "halo_exchange", "ring_exchange"]
 
@@ -83,7 +83,7 @@ def exchange(
         name: what errors call it.
     """
     if axis.doubts and not axis.dry:
-        check_stopped_alike(axis)
+        _check_stops(axis)
     count = next(axis.calls)
     # The name is part of the tag: ranks with different requests wait until one times out, and never mix up data.
     tag = (zlib.crc32(name.encode()) % (_TAGS >> 2)) * _TAGS + count % _TAGS
@@ -114,6 +114,16 @@ def exchange(
     if dist.get_backend(axis.group) != "gloo":
         watch(works, label, peers)
     return Pending(label, works, tensors, finish, peers)
+
+
+def _check_stops(axis: Axis) -> None:
+    """Refuses further messages on an axis whose ranks have not stopped at the same one when a call failed."""
+    if not stopped_together(axis):
+        raise DistributedError(
+            f"a call failed on rank {axis.ranks[axis.index]}, and not all ranks of axis {axis.name} stopped at the same "
+            "point, so their messages no longer match; open a new mesh, or start the ranks again"
+        )
+    axis.doubts.clear()
 
 
 def _on_wire(axis: Axis, tensor: Tensor, fill: bool) -> Tensor:

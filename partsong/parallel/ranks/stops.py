@@ -1,38 +1,55 @@
-"""Checks, after a call has failed, that all ranks of an axis stopped at the same exchange."""
+"""Finds out after an error whether all ranks have stopped at the same point, without a message that could be lost."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+import itertools
+import time
 
 import torch.distributed as dist
 
-from partsong.errors import DistributedError
+from partsong.parallel.ranks.health import Heartbeat
 from partsong.parallel.ranks.mesh import Axis
 
-__all__ = ["check_stopped_alike"]
+__all__ = ["stopped_together"]
 
-#: Seconds until a rank that has not stopped where the others did is given up.
-PATIENCE = 8.0
+#: Seconds to wait for a rank that waits for a message itself or is gone, and for one that computes.
+PATIENCE, LONGEST = 4.0, 60.0
+_STOPS = itertools.count()
 
 
-def check_stopped_alike(axis: Axis) -> None:
-    """Compares the ranks' numbers of exchanges over the store, and clears the axis' doubts where they are equal.
+def stopped_together(axis: Axis, *, ready: bool = True) -> bool:
+    """Says whether all ranks have stopped after as many exchanges, so that they can exchange messages again.
 
-    The store is asked because messages between the ranks are what is in doubt.
+    Every rank gets the same answer. A rank that failed alone gets it after a few seconds: the others never come here.
 
-    Raises:
-        DistributedError: a rank stopped at another exchange, or went on without an error.
+    Args:
+        axis: the ranks.
+        ready: whether this rank could take part in further exchanges.
     """
-    count, store = next(axis.calls), dist.distributed_c10d._get_default_store()
-    place = f"partsong/stopped/{axis.group.group_name}/{count}"
-    own = axis.ranks[axis.index]
-    store.set(f"{place}/{own}", "here")
-    for rank in axis.ranks:
-        try:
-            store.wait([f"{place}/{rank}"], timedelta(seconds=PATIENCE))
-        except RuntimeError as error:
-            raise DistributedError(
-                f"rank {own}: a call failed here at exchange {count} on axis {axis.name}, and rank {rank} did not stop "
-                "there; their messages no longer match, so open a new mesh, or start the ranks again"
-            ) from error
-    axis.doubts.clear()
+    if axis.size == 1:
+        return ready
+    # The numbers differ between ranks that have failed at different points, and then they never find each other.
+    place = f"partsong/stopped/{next(_STOPS)}/{next(axis.calls)}"
+    names = {rank: f"{place}/{rank}" for rank in axis.ranks}
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        store.set(names[dist.get_rank()], str(ready))
+        found = _all_come(store, names) and all(store.get(name) == b"True" for name in names.values())
+        # The first verdict holds for all: a rank may come just when another one gives up.
+        return store.compare_set(f"{place}/verdict", "", str(found)) == b"True"
+    except (RuntimeError, dist.DistStoreError):
+        return False  # the store is gone with its host
+
+
+def _all_come(store: dist.Store, names: dict[int, str]) -> bool:
+    """Waits for all ranks while those that are missing compute; those that wait for a message will not come."""
+    begin = heard = time.monotonic()
+    beat = Heartbeat.current
+    while missing := [rank for rank, name in names.items() if not store.check([name])]:
+        now = time.monotonic()
+        if beat is not None and all(map(beat.computes, missing)):
+            heard = now
+        if now - heard > PATIENCE or now - begin > LONGEST:
+            return False
+        time.sleep(0.02)
+    return True

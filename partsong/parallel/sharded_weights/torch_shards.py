@@ -24,6 +24,7 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.ranks.collectives import Pending, all_gather
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.pieces import WeightPiece
+from partsong.parallel.ranks.stops import stopped_together
 
 __all__ = ["TorchShards"]
 
@@ -66,7 +67,8 @@ class TorchShards:
         self._weights = [(part, name, weight) for part, name, weight in named if weight in shared]
         self._order: list[FSDPModule] = []
         self._watches: list[Any] = []
-        self._is_abandoned = False
+        self._placed: list[Any] = []
+        self._is_freed = False
 
     def put_on(self) -> None:
         """Replaces the weights of every block by this rank's share."""
@@ -74,11 +76,14 @@ class TorchShards:
         whole = set(self.module.parameters()).difference(weight for _, _, weight in self._weights)
         gather = _Gather(self)
         for unit in self.units:
+            self._placed.append(unit)
             _put_on(unit, mesh, whole).set_custom_all_gather(gather)
             self._watches.append(unit.register_forward_pre_hook(self._note))
         # The root keeps its own weights, but blocks can be gathered ahead only below one root.
+        self._placed.append(self.module)
         _put_on(self.module, mesh, whole)
         self._watches.append(self.module.register_forward_hook(self._gather_ahead))
+        self._is_freed = True
         for _, _, weight in self._weights:
             weight.data = weight.data.new_empty(0)  # the object comes back; only its memory is freed
 
@@ -111,33 +116,44 @@ class TorchShards:
             watch.remove()
         self._watches.clear()
 
-    def abandon(self) -> None:
-        """Drops pending gathers: ranks need not have stopped at the same block."""
-        self._is_abandoned = True
+    def take_off(self, *, after_error: bool) -> None:
+        """Puts the whole weights back into the blocks.
 
-    def take_off(self) -> None:
-        """Puts the whole weights back into the blocks, or, after an error, makes the model refuse further calls."""
+        Args:
+            after_error: finds out first whether every rank has stopped here. If not, there is nobody to gather the
+                weights from, and the model refuses further calls.
+        """
         self._stop_watching()
-        if not self._is_abandoned:
-            for unit in self.units:
-                unit.unshard()
+        is_lost = self._is_freed and not self._gather_all(after_error)
         now = [getattr(part, name) for part, name, _ in self._weights]
-        for module in (*self.units, self.module):
+        for module in self._placed:
             _take_off(module)
         for (part, name, weight), held in zip(self._weights, now, strict=True):
             if weight.is_meta:  # read in shares: there are no whole weights to restore
                 setattr(part, name, nn.Parameter(held.data, requires_grad=weight.requires_grad))
-            else:
-                weight.data = weight.data.to(held.dtype) if self._is_abandoned else held.data
-                setattr(part, name, weight)
+                continue
+            if self._is_freed:
+                weight.data = weight.data.to(held.dtype) if is_lost else held.data
+            setattr(part, name, weight)
         for part in self.module.modules():
             for mark in _MARKS:
                 vars(part).pop(mark, None)
-        if self._is_abandoned:
+        self._placed.clear()
+        if is_lost:
             self.module.register_forward_pre_hook(_refuse)
             logger.warning(
                 "the weights of %s were shared out when a call failed: load it again", type(self.module).__name__
             )
+
+    def _gather_all(self, after_error: bool) -> bool:
+        """Gathers the weights of every block, and says whether it could."""
+        if after_error:
+            is_read = not any(getattr(part, name).is_meta for part, name, _ in self._weights)
+            if not stopped_together(self.axis, ready=is_read):
+                return False
+        for unit in self.units:
+            unit.unshard()
+        return True
 
 
 class _Gather:
@@ -229,17 +245,20 @@ def _put_on(module: nn.Module, mesh: DeviceMesh, whole: set[nn.Parameter]) -> An
 
 
 def _take_off(module: nn.Module) -> None:
-    """Takes `fully_shard` off one module."""
-    state: Any = fully_shard.state(module)
-    handles = [state._pre_forward_hook_handle, state._post_forward_hook_handle]
-    for group in state._fsdp_param_groups:
-        handles += group._module_to_pre_save_state_dict_hook_handle.values()
-        handles += group._module_to_pre_load_state_dict_hook_handle.values()
-        handles += [weight._post_load_hook_handle for weight in group.fsdp_params]
-    for handle in handles:
-        handle.remove()
-    kind: Any = type(module)
-    module.__class__ = kind.__mro__[kind._orig_cls_mro_index]
+    """Takes `fully_shard` off one module, also where putting it on has failed halfway."""
+    state: Any = fully_shard.state(module) if STATE_KEY in vars(module) else None
+    if state is not None:
+        handles = [getattr(state, name, None) for name in ("_pre_forward_hook_handle", "_post_forward_hook_handle")]
+        for group in state._fsdp_param_groups:
+            handles += group._module_to_pre_save_state_dict_hook_handle.values()
+            handles += group._module_to_pre_load_state_dict_hook_handle.values()
+            handles += [weight._post_load_hook_handle for weight in group.fsdp_params]
+        for handle in handles:
+            if handle is not None:
+                handle.remove()
+    if isinstance(module, FSDPModule):
+        kind: Any = type(module)
+        module.__class__ = kind.__mro__[kind._orig_cls_mro_index]
     for key in (STATE_KEY, REGISTRY_KEY):
         vars(module).pop(key, None)
     _composable_state._module_state_mapping.pop(module, None)

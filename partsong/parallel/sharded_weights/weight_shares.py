@@ -81,8 +81,8 @@ class WeightShares(Shards):
         if self.axis.dry:
             self.dry.attach(hooks)
         else:
+            hooks.on_remove(lambda: self.shards.take_off(after_error=hooks.has_failed))
             self.shards.put_on()
-            hooks.on_remove(self.shards.take_off)
 
     def begin_forward(self, batch: int, cut: Cut | None) -> None:
         """Begins to gather the first block."""
@@ -115,7 +115,3 @@ class WeightShares(Shards):
     def describe(self) -> str:
         """Says in words what is shared out."""
         return f"the weights of {len(self.shards.sizes)} blocks"
-
-    def abandon(self) -> None:
-        """Drops pending gathers without waiting, after an error."""
-        self.shards.abandon()

@@ -20,6 +20,7 @@ from partsong.parallel.cuts.rows import RowSplit, halved
 from partsong.parallel.exchange.borders import SyncBorders
 from partsong.parallel.exchange.gather import GatherStage
 from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.hooks.gradients import check_gradients
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
 from partsong.parallel.protocols import Coder
 from partsong.parallel.ranks.agreement import NUMBERS_PER_VALUE, check_alike
@@ -65,11 +66,13 @@ class AutoencoderParallel(Coder):
             half.attach(hooks)
             signature = signature_of(module)
             first = next(iter(signature.parameters))
-            hooks.add(module, AroundHook(self._runner(name, half, first, clock), signature), "autoencoder")
+            hooks.add(module, AroundHook(self._runner(name, module, half, first, clock), signature), "autoencoder")
         clock.on_begin(lambda: self._begin(clock.steps_before))
 
-    def _runner(self, name: str, half: Half, first: str, clock: StepClock) -> Callable[..., Tensor]:
+    def _runner(self, name: str, module: nn.Module, half: Half, first: str, clock: StepClock) -> Callable[..., Tensor]:
         def run(forward: Callable[..., Any], named: dict[str, Any]) -> Tensor:
+            if self.axis.size > 1:
+                check_gradients(f"the {name}", [module], named, "ParallelVae")
             if not self.axis.dry:
                 check_alike(self.axis, {f"input of the {name}": named[first]})
             output = half.run(forward, named, first)

@@ -16,14 +16,13 @@ import atexit
 import threading
 import time
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from partsong.errors import ArgumentError
 from partsong.knobs import AboveZero, Count, check_knobs, type_hints
-from partsong.reasoning.answers.arithmetic import read_arithmetic
 from partsong.reasoning.answers.checking_process import CheckerProcess, CheckingError
-from partsong.reasoning.answers.expression import ExpressionError
 from partsong.reasoning.answers.extract import normal_math
+from partsong.reasoning.answers.number import read_number
+from partsong.reasoning.answers.numerals import PARTED_DIGITS, plain_numerals
 
 __all__ = ["CheckingError", "MathChecker", "Verdict", "same_number", "shared_checker"]
 
@@ -54,16 +53,15 @@ class Verdict:
 def same_number(gold: str, answer: str) -> bool | None:
     r"""Returns whether two texts are exactly the same number; None unless both are numbers or arithmetic.
 
+    Units are left out. A percentage has no value here, because 15 % may stand for 15 and for 0.15.
+
     >>> same_number("1,000", "10^3"), same_number("0.33", "1/3"), same_number("9**9**9", "1")
     (True, False, None)
     """
-    values: list[Fraction] = []
-    for text in (gold, answer):
-        try:
-            values.append(read_arithmetic(text).value())
-        except ExpressionError:
-            return None
-    return values[0] == values[1]
+    if any("%" in text or "percent" in text for text in (gold, answer)):
+        return None
+    values = read_number(gold), read_number(answer)
+    return None if None in values else values[0] == values[1]
 
 
 class MathChecker:
@@ -132,13 +130,15 @@ class MathChecker:
             return Verdict(False, reason="no answer")
         if len(answer) > MAX_ANSWER or len(gold) > MAX_ANSWER:
             return Verdict(False, decided=False, reason=f"longer than {MAX_ANSWER} characters")
-        plain = [normal_math(gold), normal_math(answer)]
-        if plain[0] == plain[1]:
+        if normal_math(gold) == normal_math(answer):
             return Verdict(True, reason="same text")
-        same = same_number(plain[0], plain[1])
+        same = same_number(gold, answer)
         if same is not None:
             return Verdict(same, reason="same number" if same else "another number")
-        verdict = self._ask_process(gold, answer)
+        formulas = [plain_numerals(gold), plain_numerals(answer)]
+        if any(map(PARTED_DIGITS.search, formulas)):  # math-verify would multiply them
+            return Verdict(False, decided=False, reason="blanks between digits: one number or two?")
+        verdict = self._ask_process(*formulas)
         return replace(verdict, seconds=time.monotonic() - begin)
 
     def _ask_process(self, gold: str, answer: str) -> Verdict:

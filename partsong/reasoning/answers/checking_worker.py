@@ -48,13 +48,29 @@ def _compare(pair: dict[str, str], read: Any, verify: Any) -> dict[str, Any]:
         gold, answer = read(f"${pair['gold']}$"), read(f"\\boxed{{{pair['answer']}}}")
         if not gold or not answer:
             return {"right": None, "reason": "no formula could be read"}
-        return {"right": bool(verify(gold, answer, timeout_seconds=None)), "reason": "compared"}
+        right = verify(gold, answer, timeout_seconds=None) and not _differ(gold[0], answer[0])
+        return {"right": bool(right), "reason": "compared"}
     except MemoryError:
         return {"right": None, "reason": "out of memory"}
     except RecursionError:
         return {"right": None, "reason": "too deep"}
     except Exception as error:  # noqa: BLE001 - a foreign library may raise any error; the pair is then undecided
         return {"right": None, "reason": type(error).__name__}
+
+
+def _differ(gold: Any, answer: Any) -> bool:
+    """Says whether two numbers surely differ, because math-verify takes all tiny numbers for equal."""
+    from sympy import Expr, Float
+
+    if not (isinstance(gold, Expr) and isinstance(answer, Expr)) or gold.free_symbols or answer.free_symbols:
+        return False
+    difference = (gold - answer).evalf(15)
+    if not isinstance(difference, Float) or difference._prec <= 1:  # nothing but rounding is left
+        return False
+    if not (gold.has(Float) or answer.has(Float)):
+        return True
+    # Decimals count as rounded: 0.333333 is one third.
+    return abs(difference) > 0.01 * max(abs(gold.evalf(15)), abs(answer.evalf(15)))
 
 
 def _bound_memory(memory: int) -> None:

@@ -12,11 +12,13 @@ returns None where the text names no answer. The last answer counts, text inside
 from __future__ import annotations
 
 import re
-from collections import deque
-from fractions import Fraction
 
 from partsong.reasoning.answers.arithmetic import read_arithmetic
 from partsong.reasoning.answers.expression import ExpressionError
+from partsong.reasoning.answers.last_number import last_number
+from partsong.reasoning.answers.number import read_number
+from partsong.reasoning.answers.numerals import plain_numerals
+from partsong.reasoning.answers.units import unit_factor
 
 __all__ = [
     "TAIL",
@@ -31,22 +33,12 @@ __all__ = [
 
 #: How many characters at the end of a text are read.
 TAIL = 100_000
-#: Most digits of a number; longer ones do not count as answers.
-_MAX_DIGITS = 400
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s{0,3}\{|\\.|[{}]", re.DOTALL)
-_NUMBER = re.compile(
-    r"(?P<sign>(?<![\w)\]}.])[-−](?:\\?\$)?)?"  # noqa: RUF001
-    r"(?P<top>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?"
-    r"|[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2}(?!\w))?|(?<![0-9])\.[0-9]+)"
-    r"(?:/(?P<bottom>[0-9]+))?",
-    re.ASCII,
-)
-_FRACTION = re.compile(
-    r"(?P<sign>-\s?)?\\[dt]?frac\s?\{?\s?(?P<top>[0-9]{1,99})\s?\}?\s?\{?\s?(?P<bottom>[0-9]{1,99})\}?"
-)
 _WORDS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s?\{([^{}]{0,200})\}")
-_UNITS = re.compile(r"\\[$%!,; ]|\$|%|\^\s?\{?\\circ\}?|\\(?:left|right)(?![A-Za-z])|~|[.,;\s]+$")
+_UNIT = re.compile(r"(?<=[0-9}])\s{0,4}\\(?:text|mathrm|mbox)\s?\{(?P<words>[^{}]{0,40})\}(?:\^\{?[0-9]\}?)?\s*$")
+#: A blank is needed where a command would run into a letter, as in \sin x, and between digits.
+_BLANK = re.compile(r"(?P<needed>\\[A-Za-z]+ (?=[A-Za-z])|(?<=[0-9.]) (?=[0-9.])|(?<=[0-9],) (?=[0-9]{3}))| ")
 _NAMED = re.compile(r"^\s*\\?[A-Za-z]{1,8}\s*=\s*")
 _ANSWER_IS = re.compile(r"(?i:answer)[\s*:=]{0,8}(?i:is|would be|must be)?[\s*:=]{0,8}")
 _CHOICE_IS = re.compile(_ANSWER_IS.pattern + r"(?i:option|choice)?[\s*:]{0,4}[(\[]?([A-Z])(?![\w'])", re.ASCII)
@@ -68,63 +60,41 @@ def visible_text(text: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Returns the content of the last closed ``\boxed{}``, with any braces inside.
+    r"""Returns the content of the last closed ``\boxed{}``, with any braces inside; of a box within a box, the inner.
 
-    >>> last_boxed(r"\boxed{1}, no: \boxed{\frac{1}{2}}")
-    '\\frac{1}{2}'
+    >>> last_boxed(r"\boxed{1}, no: \boxed{\frac{1}{2}}"), last_boxed(r"\boxed{\boxed{7}}")
+    ('\\frac{1}{2}', '7')
     """
-    visible, open_at, span = visible_text(text), [], None
+    visible, open_at = visible_text(text), []
     if "box" not in visible:
         return None
+    box, content = (0, 0), None
     for brace in _BRACES.finditer(visible):
         token = brace.group()
         if token.endswith("{") and token != r"\{":
-            open_at.append(brace.end() if len(token) > 1 else None)
-        elif token == "}" and open_at:
-            begin = open_at.pop()
-            span = span if begin is None else (begin, brace.start())
-    return None if span is None else visible[slice(*span)].strip()
+            open_at.append(brace.span() if len(token) > 1 else None)
+        elif token == "}" and open_at and (opened := open_at.pop()) is not None:
+            around = visible[opened[1] : box[0]] + visible[box[1] : brace.start()]
+            if content is None or box[0] < opened[1] or around.strip():
+                content = (opened[1], brace.start())
+            box = (opened[0], brace.end())
+    return None if content is None else visible[slice(*content)].strip()
 
 
 def final_number(text: str) -> str | None:
     r"""Returns the number in the last ``\boxed{}``, or else the last number of a text, in lowest terms.
 
-    A comma separates thousands where groups of three digits follow. A minus is a sign if there is nothing before it to
-    subtract from.
+    Units, percent signs and currencies are left out, thousands marks, mixed numbers, powers, ratios and factorials are
+    understood. An answer of which any part is not understood, such as a list, a range or a variable, is None: a lost
+    vote is better than a wrong one. An empty box decides nothing.
 
     >>> final_number("6 of 8, that is \\boxed{6/8}."), final_number("1,200.50 dollars"), final_number("none")
     ('3/4', '2401/2', None)
+    >>> final_number("2 2/3 cups"), final_number(r"\boxed{12 \text{ cm}^2}"), final_number(r"\boxed{(3, 5)}")
+    ('8/3', '12', None)
     """
-    boxed = last_boxed(text)
-    # A box without digits, such as one around a word, decides nothing.
-    return _last_number(visible_text(text)) if boxed is None or not re.search("[0-9]", boxed) else _boxed_number(boxed)
-
-
-def _boxed_number(boxed: str) -> str | None:
-    """Returns the value of a box's content, without units; None for roots and other LaTeX without a value."""
-    bare = _NAMED.sub("", _UNITS.sub(" ", _WORDS.sub(" ", boxed[:1000]))).strip()
-    try:
-        return _spell(read_arithmetic(bare).value())
-    except ExpressionError:
-        return None if re.search(r"[\\^]", bare) else _last_number(bare)
-
-
-def _last_number(text: str) -> str | None:
-    matches = [match for pattern in (_FRACTION, _NUMBER) for match in deque(pattern.finditer(text), maxlen=1)]
-    if not matches:
-        return None
-    # If both end together, the number is a part of the fraction, which comes first, and max takes the first.
-    last = max(matches, key=lambda match: match.end())
-    sign, top, bottom = last["sign"], last["top"].replace(",", ""), last["bottom"] or "1"
-    if len(top) + len(bottom) > _MAX_DIGITS or int(bottom) == 0:
-        return None
-    if bottom == "1" and top.isdigit():  # most numbers: no need for the slower arithmetic of fractions
-        return str(-int(top) if sign else int(top))
-    return _spell(Fraction(top) / int(bottom) * (-1 if sign else 1))
-
-
-def _spell(value: Fraction) -> str | None:
-    return str(value) if max(abs(value.numerator), value.denominator) < 10**_MAX_DIGITS else None
+    value = read_number(boxed) if (boxed := last_boxed(text)) else last_number(visible_text(text))
+    return None if value is None else str(value)
 
 
 def final_choice(text: str, letters: str = "ABCDE") -> str | None:
@@ -200,24 +170,23 @@ def final_math(text: str) -> str | None:
         *_, answer_is = [None, *_ANSWER_IS.finditer(end)]
         lines = end[answer_is.end() :].lstrip().splitlines() if answer_is is not None else []
         formulas = re.findall(r"\$([^$\n]{1,400})\$", lines[0] if lines else end)
-        answer = formulas[-1] if formulas else lines[0] if lines else _last_number(end)
+        answer = formulas[-1] if formulas else lines[0] if lines else final_number(end)
     return (normal_math(answer) or None) if answer else None
 
 
 def normal_math(text: str) -> str:
     r"""Spells a LaTeX answer plainly: without ``\left``, dollar signs, units in words, spaces or a leading ``x =``.
 
-    >>> normal_math(r"x = \left( 3,\; \tfrac{\pi}{2} \right)"), normal_math("1,000 \\text{ cm}")
-    ('(3,\\frac{\\pi}{2})', '1000')
+    Blanks between digits stay: ``1 2`` is not 12.
+
+    >>> normal_math(r"x = \left( 3,\; \tfrac{\pi}{2} \right)"), normal_math("1,000 \\text{ cm}"), normal_math("2 2/3")
+    ('(3,\\frac{\\pi}{2})', '1000', '2\\frac{2}{3}')
     """
-    math = text[:2000].strip()
-    math = re.sub(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[!,;()\[\]]|\\?\$", "", math)
-    math = re.sub(r"\\[dt]frac(?![A-Za-z])", r"\\frac", math)
-    math = re.sub(r"(?<=[0-9}])\s{0,4}\\(?:text|mathrm|mbox)\s?\{[^{}]{0,40}\}(?:\^\{?[0-9]\}?)?$", "", math)
-    math = _WORDS.sub(r"\1", math)
-    math = _NAMED.sub("", re.sub(r"\^\s?\{?\\circ\}?", "", math))
-    if re.fullmatch(r"-?\s?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?\s*", math):  # the commas separate thousands
+    math = plain_numerals(text[:2000]).strip()
+    math = re.sub(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[()\[\]]|\\?\$", "", math)
+    math = _UNIT.sub(lambda unit: "" if unit_factor(unit["words"]) == 1 else unit[0], math)
+    math = _NAMED.sub("", re.sub(r"\^\s?\{?\\circ\}?", "", _WORDS.sub(r"\1", math)))
+    if re.fullmatch(r"-?\s?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?\s*", math):  # the commas separate thousands
         math = math.replace(",", "")
-    math = re.sub(r"\s+", " ", re.sub(r"(?<!\\)\\(?=\s)|~", " ", math))
-    # A blank is needed where a command would run into a letter: \sin x.
-    return re.sub(r"(\\[A-Za-z]+) (?=[A-Za-z])| ", lambda blank: f"{blank[1]} " if blank[1] else "", math).rstrip(".,;")
+    math = re.sub(r"\s+", " ", re.sub(r"(?<!\\)\\(?=\s)", " ", math))
+    return _BLANK.sub(lambda blank: blank["needed"] or "", math).rstrip(".,;")

@@ -29,7 +29,14 @@ class JoinedCalls:
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
         self._batched = frozenset((*adapter.batched, adapter.timestep))
-        special = (*adapter.per_sample, *adapter.layered, *adapter.padded, *adapter.residuals)
+        special = (
+            *adapter.per_sample,
+            *adapter.first,
+            *adapter.numbered,
+            *adapter.layered,
+            *adapter.padded,
+            *adapter.residuals,
+        )
         folded = () if adapter.frames is None else adapter.frames.folded
         self._special = frozenset((*special, *folded))
         self._digests = KnownValues()
