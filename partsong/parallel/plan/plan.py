@@ -214,13 +214,9 @@ class Plan(PlanState):
         self.undo()
 
     def abandon(self) -> None:
-<<<<<<< HEAD
-        """Drops pending messages without waiting, after an error."""
-        self.mesh.abandon()
-=======
         """Drops pending messages without waiting, after an error; `undo` then expects nothing of other ranks."""
         self._hooks.has_failed = True
->>>>>>> main
+        self.mesh.abandon()
         for under in (*self.denoisers, *self.controlnets):
             under.abandon()
 

@@ -167,17 +167,13 @@ class Heartbeat:
         text, when = self._seen.get(rank, (_LEFT, 0.0))
         return 0.0 if _left(text) else self.awake - when
 
-<<<<<<< HEAD
-    def _give_up(self, doing: str, ranks: list[int], why: str) -> None:
-=======
     def computes(self, rank: int) -> bool:
         """Says whether another rank is alive and waits for nobody, as far as is known here."""
         text, (state, _) = self._seen.get(rank, ("", 0.0))[0], self._states.get(rank, ("", 0.0))
         waits = state.partition("|")[0].split(" ")[1:2] == ["1"]
         return bool(text) and not _left(text) and not waits and self.silence(rank) <= 3 * PERIOD
 
-    def _give_up(self, ranks: list[int], why: str) -> None:
->>>>>>> main
+    def _give_up(self, doing: str, ranks: list[int], why: str) -> None:
         names = ", ".join(map(str, ranks))
         message = f"rank {self.rank} waits in {doing} for rank {names}, {why}; the run is ended"
         logger.critical(message)

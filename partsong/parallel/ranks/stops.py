@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 
 import torch.distributed as dist
 
@@ -14,7 +16,8 @@ __all__ = ["stopped_together"]
 
 #: Seconds to wait for a rank that waits for a message itself or is gone, and for one that computes.
 PATIENCE, LONGEST = 4.0, 60.0
-_STOPS = itertools.count()
+#: Counts the checks of each group of ranks; all of its ranks make the same ones unless one fails alone.
+_STOPS: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 def stopped_together(axis: Axis, *, ready: bool = True) -> bool:
@@ -28,13 +31,14 @@ def stopped_together(axis: Axis, *, ready: bool = True) -> bool:
     """
     if axis.size == 1:
         return ready
-    # The numbers differ between ranks that have failed at different points, and then they never find each other.
-    place = f"partsong/stopped/{next(_STOPS)}/{next(axis.calls)}"
+    place = f"partsong/stopped/{axis.group.group_name}/{next(_STOPS[axis.group.group_name])}"
     names = {rank: f"{place}/{rank}" for rank in axis.ranks}
+    # Ranks that have failed at different points have made other numbers of exchanges.
+    point = f"{next(axis.calls)} {ready:d}"
     try:
         store = dist.distributed_c10d._get_default_store()
-        store.set(names[dist.get_rank()], str(ready))
-        found = _all_come(store, names) and all(store.get(name) == b"True" for name in names.values())
+        store.set(names[dist.get_rank()], point)
+        found = ready and _all_come(store, names) and all(store.get(name) == point.encode() for name in names.values())
         # The first verdict holds for all: a rank may come just when another one gives up.
         return store.compare_set(f"{place}/verdict", "", str(found)) == b"True"
     except (RuntimeError, dist.DistStoreError):
