@@ -64,6 +64,9 @@ class DryMesh:
             self._axes[split] = Axis(name, ranks, index, dry=True, network=self.network, shares=shares)
         return self._axes[split]
 
+    def abandon(self) -> None:
+        """Does nothing: no rank waits for what was only counted."""
+
 
 class DryRun:
     """Makes calls of a denoiser under a plan, as one rank would in the middle of a long generation.

@@ -120,8 +120,8 @@ def _check_stops(axis: Axis) -> None:
     """Refuses further messages on an axis whose ranks have not stopped at the same one when a call failed."""
     if not stopped_together(axis):
         raise DistributedError(
-            f"a call failed on rank {axis.ranks[axis.index]}, and not all ranks of axis {axis.name} stopped at the same "
-            "point, so their messages no longer match; open a new mesh, or start the ranks again"
+            f"a call failed on rank {axis.ranks[axis.index]}, and not all ranks of axis {axis.name} stopped at the "
+            "same point, so their messages no longer match; open a new mesh, or start the ranks again"
         )
     axis.doubts.clear()
 
