@@ -29,6 +29,7 @@ __all__ = [
     "rgb_bytes",
     "save_image",
     "save_images",
+    "size_note",
     "write_json",
     "write_text",
 ]
@@ -133,6 +134,26 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     with _replace_when_complete(target) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
     return target
+
+
+def size_note(asked: Mapping[str, Any], height: int, width: int) -> str | None:
+    """Says that a picture or video has another size than was asked for; None where it has that size.
+
+    Models make sides in whole patches, and many round down without a word.
+
+    Args:
+        asked: arguments of the call, in which `height` and `width` may be missing or None.
+        height: rows of pixels that were made.
+        width: pixels of a row.
+
+    Example:
+        >>> size_note({"height": 100, "width": 130}, 96, 128)
+        '130 x 100 pixels were asked for, and the model makes 128 x 96'
+    """
+    wanted = asked.get("height") or height, asked.get("width") or width
+    if wanted == (height, width):
+        return None
+    return f"{wanted[1]} x {wanted[0]} pixels were asked for, and the model makes {width} x {height}"
 
 
 def psnr(a: Any, b: Any) -> float:

@@ -6,7 +6,7 @@ guidance. The recipe writes both pictures and a report.
 
 Four times the zoo's size:   python recipes/highres_image.py --out runs/highres
 The zoo's UNet, three times: python recipes/highres_image.py --model shapes-unet --factor 3
-A real SDXL or SD3 folder:   python recipes/highres_image.py --model PATH --factor 2 --guidance 7 --prompt "..."
+A real SDXL or Flux folder:  python recipes/highres_image.py --model PATH --factor 2 --guidance 7 --prompt "..."
 
 The patches need a lower guidance scale than usual, since each of them is painted for the whole prompt.
 """
@@ -74,7 +74,9 @@ def load(config: Config) -> Any:
 def call(config: Config, pipe: Any) -> dict[str, Any]:
     """Makes the arguments of the pipeline's call at full size."""
     defaults = dict(zoo.MODELS[config.model].defaults) if config.model in zoo.MODELS else {}
-    trained = (getattr(pipe, "transformer", None) or pipe.unet).config.sample_size * pipe.vae_scale_factor
+    denoiser = getattr(pipe, "transformer", None) or pipe.unet
+    # Models like Flux, which take pictures of any size, leave it to their pipeline.
+    trained = (denoiser.config.get("sample_size") or pipe.default_sample_size) * pipe.vae_scale_factor
     return defaults | {
         "prompt": config.prompt,
         "height": trained * config.factor,

@@ -19,9 +19,9 @@ RECIPES = Path(__file__).resolve().parent.parent / "zoo" / "recipes"
 
 
 @contextmanager
-def loaded(name: str) -> Iterator[ModuleType]:
+def loaded(name: str, folder: Path = RECIPES) -> Iterator[ModuleType]:
     """A recipe as a module, known to `sys.modules` for the time of the block: its dataclasses look themselves up."""
-    spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

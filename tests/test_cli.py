@@ -266,6 +266,7 @@ def test_image_on_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert not COMPARED & found.keys()
     assert (found["command"], found["strategy"], found["nproc"], found["class"]) == ("image", "serial", 1, "exact")
     assert [Image.open(path).size for path in found["images"]] == [(64, 64)] * 2
+    assert (found["height"], found["width"], found["size_note"]) == (64, 64, None)
     assert str(found["out"]) in capsys.readouterr().out
 
 

@@ -194,3 +194,17 @@ def test_links_in_a_circle_are_refused(tmp_path) -> None:
     (tmp_path / "b").symlink_to(tmp_path / "a")
     with pytest.raises(ArgumentError, match="cannot write"):
         outputs.write_json(tmp_path / "a", {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, None),
+        ({"height": None, "width": 128}, None),
+        ({"height": 96, "width": 128}, None),
+        ({"height": 100}, "128 x 100 pixels were asked for, and the model makes 128 x 96"),
+        ({"height": 100, "width": 130}, "130 x 100 pixels were asked for, and the model makes 128 x 96"),
+    ],
+)
+def test_another_size_than_asked_for_is_said(asked, said) -> None:
+    assert outputs.size_note(asked, 96, 128) == said

@@ -159,13 +159,14 @@ def make_result(
 
 
 def comparison_lines(result: dict[str, Any], what: str) -> list[str]:
-    """Returns lines about the serial twin, if there was one, and about what the ranks sent.
+    """Returns lines about another size than was asked for, the serial twin, if there was one, and what the ranks sent.
 
     Args:
         result: by JSON key.
         what: what was sampled, ``images`` or ``frames``.
     """
-    lines = [] if result["advice"] is None else [f"auto: {result['advice']}"]
+    notes = result.get("size_note"), None if result["advice"] is None else f"auto: {result['advice']}"
+    lines = [note for note in notes if note is not None]
     if "speedup" in result:
         apart = f"PSNR {result['psnr_to_serial']:.1f} dB, largest difference {result['max_abs_diff']:.2g}"
         lines.append(

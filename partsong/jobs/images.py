@@ -14,7 +14,7 @@ from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
 from partsong.jobs.loading import open_plan
 from partsong.jobs.pipelines import SamplingJob, open_mesh, open_pipeline, picture_arguments, pipeline_class
-from partsong.outputs import save_images
+from partsong.outputs import save_images, size_note
 from partsong.parallel import Plan
 from partsong.samplers.generate import check_arguments, generate
 from partsong.seeds import generators
@@ -93,10 +93,14 @@ def _draw(job: ImageJob, target: Any, steps: int | None) -> Images:
 
 def _report(job: ImageJob, run: ComparedRun, serial: ComparedRun | None) -> dict[str, Any]:
     paths = save_images(list(run.images), job.out)
+    height, width = run.images.shape[1:3]
     values: dict[str, Any] = {
         "seconds": run.seconds,
         "out": paths[0],
         "images": paths,
+        "height": height,
+        "width": width,
+        "size_note": size_note(job.arguments, height, width),
         "class": run.kind,
         "psnr_to_serial": None,
         "max_abs_diff": None,

@@ -24,6 +24,7 @@ class VideoRun:
         frames: each part `[F, H, W, 3]` in [0, 1], kept to be scored and compared; empty on ranks that decode nothing.
         borders: the number of the first frame of each part after the first.
         times: seconds until each part was done.
+        size: height and width of the frames; (0, 0) on ranks that decode nothing.
         num_frames: how many frames were delivered.
         num_cut: how many more were sampled, and cut off at the end.
         seconds: wall time.
@@ -32,6 +33,7 @@ class VideoRun:
     frames: list[Any] = field(default_factory=list)
     borders: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    size: tuple[int, int] = (0, 0)
     num_frames: int = 0
     num_cut: int = 0
     seconds: float = 0.0
@@ -75,6 +77,7 @@ def sample_video(
             if not len(part):
                 continue
             run.times.append(time.perf_counter() - start)
+            run.size = part.shape[1:3]
             if run.num_frames:
                 run.borders.append(run.num_frames)
             run.num_frames += len(part)

@@ -18,6 +18,7 @@ from partsong.jobs.loading import open_plan
 from partsong.jobs.pipelines import SamplingJob, open_mesh, open_pipeline, pipeline_class
 from partsong.jobs.video_run import VideoRun, sample_video
 from partsong.ledger import Ledger
+from partsong.outputs import size_note
 from partsong.parallel import Mesh, Plan, Strategy, parallelize
 from partsong.samplers.generate import check_arguments
 from partsong.samplers.long_video.frame_counts import frames_to_sample
@@ -134,6 +135,9 @@ def _report(
         "seconds": seconds,
         "out": job.out,
         "class": plan.kind,
+        "height": run.size[0],
+        "width": run.size[1],
+        "size_note": size_note(job.arguments, *run.size),
         "frames": run.num_frames,
         "frames_cut": run.num_cut,
         "frames_per_second": run.num_frames / seconds,

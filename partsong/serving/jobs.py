@@ -40,6 +40,7 @@ class Job:
         spent: what each rank has spent.
         seconds: wall time of its work; None before it is done.
         files: names of its files.
+        made_size: width and height in pixels of what it made, such as ``128x96``; None before it is done.
         twin: the job of its serial twin; None where it was not requested.
         twin_of: the job whose twin it is; None for others.
         max_abs_diff: from its twin, of values in [0, 1]; None until both are done.
@@ -66,6 +67,7 @@ class Job:
     spent: tuple[Spent, ...] = ()
     seconds: float | None = None
     files: tuple[str, ...] = ()
+    made_size: str | None = None
     twin: str | None = None
     twin_of: str | None = None
     max_abs_diff: float | None = None
@@ -115,6 +117,7 @@ class Job:
             "prompt": self.request.get("prompt", ""),
             "n": self.request.get("n", 1),
             "size": None if None in sizes else "x".join(map(str, sizes)),
+            "made_size": self.made_size,
             "seed": self.request.get("seed", 0),
             "strategy": self.strategy,
             "advice": self.advice,

@@ -18,6 +18,7 @@ from partsong.serving.errors import ApiError
 from partsong.serving.jobs import Job, Watchers
 from partsong.serving.journal import JobJournal
 from partsong.serving.limits import Limits
+from partsong.serving.made_sizes import note_size
 from partsong.serving.messages import (
     FromRanks,
     JobCancelled,
@@ -310,6 +311,7 @@ class Server:
     def _finish(self, job: Job, message: JobFinished) -> None:
         job.spent, job.seconds = message.spent, message.seconds
         job.files = files_of(job)
+        note_size(job, self.file(job.files[0]))
         sent = sum(spent.bytes_sent for spent in message.spent)
         self.metrics.bytes_sent.labels(*labels_of(job)).inc(sent)
         other = self.jobs.get(job.twin_of or job.twin or "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from partsong.samplers.structure_guidance.strategy import PatchGrid, grid_for
 from tests import covering
 from tests.parallel import structure_worker as worker
 from tests.parallel.ranks import error
+from tests.pipelines.cases import CASES
+from tests.recipe_module import loaded
 
 RANKS = (1, 2, 3)
 #: By default two ranks make a picture of each kind of model and guide. Three, more than there are cores, do what
@@ -240,3 +243,10 @@ def test_a_mask_finds_the_position_that_attends_to_the_text(first: int) -> None:
     assert found.argmax().item() in (2 * 8 + 2, 2 * 8 + 3, 3 * 8 + 2, 3 * 8 + 3)
     with pytest.raises(UnsupportedError, match="mask='attention'"):
         ObjectMask((8, 8), num_text=3).weights(1)
+
+
+def test_the_recipe_asks_the_pipeline_of_a_model_of_any_size() -> None:
+    pipe = CASES["FluxPipeline"].make()
+    with loaded("highres_image", Path(__file__).resolve().parents[2] / "recipes") as recipe:
+        asked = recipe.call(recipe.Config(model="a folder", factor=2), pipe)
+    assert asked["height"] == asked["width"] == 2 * pipe.default_sample_size * pipe.vae_scale_factor

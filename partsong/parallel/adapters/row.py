@@ -153,6 +153,8 @@ class Adapter:
             configured ``patch_size``.
         rows: the image stays an image and is cut into rows, as in a UNet. The one output split names where it enters,
             `gather` where it leaves, and input splits what is added on the way.
+        least_tokens: fewest tokens of the picture that its blocks can take; where a rank has fewer, they get a copy of
+            one more.
         splits: path -> argument name or output index -> `Split`. None reads the class' own ``_cp_plan``.
         gather: path of modules whose output is put together again -> how; of several outputs, the first or the named
             item. None as above.
@@ -203,6 +205,7 @@ class Adapter:
     whole_rows: bool = False
     whole_frames: bool = False
     rows: bool = False
+    least_tokens: int = 1
     splits: Splits | None = None
     gather: Gather | None = None
     blocks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -188,6 +188,7 @@ ROWS = (
         family="Allegro",
         model="AllegroTransformer3DModel",
         attention={"transformer_blocks.*.attn1": (IMAGE,)},
+        least_tokens=2,  # its blocks take a single token for a dimension to drop
         # The rotary embedding is tables of angles, with an index into them for every token.
         splits={
             "transformer_blocks.0": {"hidden_states": TOKENS},

@@ -334,7 +334,7 @@ class StagedBlocks(SequenceParallel):
         sizes = self.sizes[cut.stream]
         if len(sizes) == 1 and self._marks is None:
             return output
-        moved = output.movedim(cut.dim, 0)
+        moved = self._only_own(output, cut).movedim(cut.dim, 0)
         whole = moved.new_zeros((sum(sizes), *moved.shape[1:]))
         if self._marks is not None:
             whole[self._marks(len(whole)).to(whole.device)] = torch.nan

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split, places
-from partsong.parallel.adapters.row import IMAGE
+from partsong.parallel.adapters.row import IMAGE, JOINT
 from partsong.parallel.cuts.unpadded_tokens import UnpaddedTokens
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.ranks.mesh import Axis
@@ -25,6 +25,9 @@ __all__ = ["TokenCuts", "totals"]
 
 class TokenCuts(Cut):
     """Cuts the tensors that a row names along their tokens, in a contiguous run for each rank.
+
+    Where a text has fewer tokens than there are ranks, some ranks have none. Layers do not expect that, so the model
+    holds a copy of one there, which takes no part in attention and is not sent.
 
     Args:
         module: the transformer.
@@ -126,12 +129,12 @@ class TokenCuts(Cut):
         if cut.ones and tensor.shape[cut.dim] == 1:
             return tensor
         total, parts = tensor.shape[cut.dim], self.axis.size
-        if total // self._unit < parts:
+        if total // self._unit < parts and cut.stream in (IMAGE, JOINT):
             rows = "frames" if self.adapter.whole_frames else "rows"
             size = f"{total} {cut.stream} tokens" if self._unit == 1 else f"{total // self._unit} {rows} of tokens"
             raise UnsupportedError(
                 f"{self.adapter.model}: {size} cannot be cut over {parts} {self.parts_name}; "
-                f"use at most {total // self._unit} {self.parts_name}, a larger picture or a longer text"
+                f"use at most {total // self._unit} {self.parts_name}, or a larger picture"
             )
         sizes = self.cut_sizes(total)
         if self.sizes.setdefault(cut.stream, sizes) != sizes:
@@ -141,8 +144,32 @@ class TokenCuts(Cut):
             )
         if cut.present and not self.present.counts:  # every block gets the same one
             self.present.note(tensor, cut.stream, sizes)
-        start = offsets(sizes)[self.axis.index]
-        return tensor.narrow(cut.dim, start, sizes[self.axis.index])
+        start, size = offsets(sizes)[self.axis.index], sizes[self.axis.index]
+        own = tensor.narrow(cut.dim, start, size)
+        if self._held(cut.stream) == size:
+            return own
+        copied = tensor.narrow(cut.dim, 0, 1)
+        return torch.cat([own, torch.zeros_like(copied) if cut.present else copied], dim=cut.dim)
+
+    def _held(self, stream: str) -> int:
+        """Counts the tokens of a stream that the model holds here, with a copy where its layers need one more."""
+        least = self.adapter.least_tokens if stream == IMAGE else 1
+        return max(self.sizes[stream][self.axis.index], min(least, sum(self.sizes[stream])))
+
+    def own_places(self, streams: tuple[str, ...], held: int) -> Tensor | None:
+        """Returns where this rank's tokens are among `held` that the model holds; None where there are no others."""
+        known = [stream for stream in streams if stream in self.sizes]
+        lengths, own = (
+            [self._held(stream) for stream in known],
+            [self.sizes[stream][self.axis.index] for stream in known],
+        )
+        if own == lengths or sum(lengths) != held:
+            return None
+        return torch.cat([torch.arange(start, start + n) for start, n in zip(offsets(lengths), own, strict=True)])
+
+    def _only_own(self, local: Tensor, cut: Split) -> Tensor:
+        """Returns a tensor without the copy that the model holds where its layers need one more token."""
+        return local.narrow(cut.dim, 0, self.sizes[cut.stream][self.axis.index])
 
     def _tail(self, length: int, stream: str) -> tuple[int, int]:
         """Returns where this rank's share of the last tokens of a stream begins and ends."""

@@ -32,7 +32,7 @@ from partsong.parallel.attention_call import (
 )
 from partsong.parallel.cuts.linear_attention import TokenSums
 from partsong.parallel.cuts.token_cuts import TokenCuts, totals
-from partsong.parallel.cuts.whole_views import mask_by_shard, with_silent_queries
+from partsong.parallel.cuts.whole_views import attend_at, mask_by_shard, with_silent_queries
 from partsong.parallel.hooks.model_hooks import (
     AroundHook,
     Attend,
@@ -166,6 +166,7 @@ class SequenceParallel(TokenCuts):
         # Tokens may come before the batch, and frames may be folded into it.
         per_token = local.nbytes // (self.batch * local.shape[cut.dim])
         self._gathered[name] = (cut.stream, per_token)
+        local = self._only_own(local, cut)
         return gather_tokens(self.axis, local, self.sizes[cut.stream], cut.dim, name=f"gather at {name}")
 
     def _attention_of(self, layer: int, name: str, streams: tuple[str, ...]) -> Attend:
@@ -173,6 +174,9 @@ class SequenceParallel(TokenCuts):
             whole = self._keys_only(query, key, streams)
             if whole is not None:
                 return self._attend_without_queries(whole, streams, attend, (query, key, value, mask, scale))
+            places = self.own_places(streams, query.shape[2])
+            if places is not None:
+                return attend_at(places, attend, query, key, value, mask, scale)
             if mask is not None and self.axis.dry:
                 mask = mask.to("meta")  # in a prediction it may have been made from tensors with values
             number, samples, by_stream = self._next_call(layer, streams)

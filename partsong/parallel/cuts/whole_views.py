@@ -7,9 +7,32 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from partsong.parallel.hooks.model_hooks import Attend
 from partsong.parallel.ranks.shards import offsets
 
-__all__ = ["mask_by_shard", "with_silent_queries"]
+__all__ = ["attend_at", "mask_by_shard", "with_silent_queries"]
+
+
+def attend_at(
+    places: Tensor, attend: Attend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """Computes attention of some tokens to each other, with zeros as the result of the others.
+
+    Args:
+        places: where the tokens are among those of `query`.
+        attend: computes it for them alone.
+        query: `[B, H, L, D]`.
+        key: as `query`.
+        value: as `query`.
+        mask: of these tokens, or of all tokens of all ranks, which stays.
+        scale: logit scale.
+    """
+    held, places = query.shape[2], places.to(query.device)
+    for dim in range(-2, 0) if mask is not None else ():
+        mask = mask.index_select(dim, places) if mask.ndim > 1 and mask.shape[dim] == held else mask
+    query, key, value = (tensor.index_select(2, places) for tensor in (query, key, value))
+    output = attend(query, key, value, mask, scale)
+    return output.new_zeros(*output.shape[:2], held, output.shape[3]).index_copy(2, places, output)
 
 
 def mask_by_shard(mask: Tensor, sizes: Mapping[str, tuple[int, ...]], streams: Sequence[str]) -> Tensor:
