@@ -41,6 +41,46 @@ def result(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+def typed(data: bytes) -> io.TextIOWrapper:
+    """Standard input that a program writes."""
+    return io.TextIOWrapper(io.BytesIO(data))
+
+
+@needs_weights
+@pytest.mark.parametrize("source", ["-", "nothing", "file"])
+def test_a_question_comes_from_standard_input_or_a_file(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", typed(b"sort : dog ant cat =\n"))
+    (tmp_path / "q.txt").write_bytes(b"sort : dog ant cat =\r\n")
+    given = {"-": ("-",), "nothing": (), "file": ("--file", tmp_path / "q.txt")}[source]
+    assert run("think", *given, *SORT[1:], "--strategy", "single", "--json", tmp_path / "r.json") == 0
+    found = result(tmp_path / "r.json")
+    assert capsys.readouterr().out.splitlines()[0] == "ant cat dog" and found["question"] == SORT[0]
+
+
+def test_without_a_question_it_says_how_to_give_one(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert run("think") == 2
+    assert "no question is given; write it after the command" in capsys.readouterr().err
+
+
+@needs_weights
+@pytest.mark.parametrize("strategy", ["single", "self-consistency:num=3"])
+def test_a_text_without_a_number_is_printed(strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    question = (*SORT[:3], "--extract", "number", "--max-tokens", 9, "--temperature", 0)
+    assert run("think", *question, "--strategy", strategy, "--json", tmp_path / "r.json") == 0
+    said, found = capsys.readouterr().out.splitlines(), result(tmp_path / "r.json")
+    assert (found["answer"], found["text"].strip()) == (None, "ant cat dog")
+    if strategy == "single":
+        assert said[0].strip() == "ant cat dog" and "so the text is printed as it is" in said[-1]
+    else:
+        assert [line.strip() for line in said[:8] if line.strip()] == [
+            *("--- 1 of 3", "ant cat dog", "--- 2 of 3", "ant cat dog", "--- 3 of 3", "ant cat dog")
+        ]
+        assert said[-1] == "no vote: none of the 3 texts names an answer that can be counted"
+
+
 @needs_weights
 def test_it_answers_and_says_what_it_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = ("--json", tmp_path / "r.json", "--out", tmp_path / "a.txt", "--trace", tmp_path / "t.jsonl")
@@ -80,6 +120,9 @@ def test_a_journal_goes_on_and_is_replayed(tmp_path: Path) -> None:
     ("args", "words"),
     [
         (("think", " "), "the question is empty"),
+        (("think", "q", "--file", "f.txt"), "a question and --file f.txt are given; leave one of them out"),
+        (("think", "--file", "no.txt"), "cannot read no.txt: No such file or directory"),
+        (("think", "-"), "cannot read standard input: byte 4 is not UTF-8"),
         (("think", "q", "--strategy", "pdq"), "no strategy 'pdq'"),
         (("think", "q", "--strategy", "pdr:rounds=3"), "rounds"),
         (("think", "q", "--strategy", "pdr:schedule=8-4"), "end with 1"),
@@ -103,6 +146,7 @@ def test_it_refuses_in_one_line(
     args: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", typed(b"caf\n\xff"))
     assert run(*args) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1

@@ -93,7 +93,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # the program that reads the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the output is dropped
         sys.exit(1)
-    sys.exit(1 if result.get("answer", "") is None else 0)  # a question without an answer counts as a failure
+    # A question counts as failed where there is neither an answer nor a text.
+    sys.exit(0 if result.get("answer", "") is not None or result.get("text", "").strip() else 1)
 
 
 def _start_sooner(options: Any) -> None:

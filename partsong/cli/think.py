@@ -11,6 +11,7 @@ from partsong.cli.bounds import check_files
 from partsong.cli.draw_threads import Threads
 from partsong.cli.engines import local_model, make_engine
 from partsong.cli.options import Think
+from partsong.cli.question import read_question
 from partsong.cli.ranks import refuse_torchrun
 from partsong.errors import ArgumentError
 from partsong.outputs import write_text
@@ -26,11 +27,12 @@ __all__ = ["extract_of", "summary", "think"]
 def think(options: Think) -> dict[str, Any]:
     """Asks the question, prints the answer and returns the result by JSON key."""
     thinking, budget, parameters = _check(options)
+    question = read_question(options.question, options.file)
     engine = make_engine(options)
-    answer, extra = asyncio.run(_think(options, engine, thinking, budget, parameters))
-    print(answer.answer if answer.answer is not None else "(no answer)")
+    answer, extra = asyncio.run(_think(options, question, engine, thinking, budget, parameters))
+    print(_shown(answer))
     if options.out is not None:
-        write_text(options.out, answer.text + "\n")
+        write_text(options.out, (_texts(answer) if answer.answer is None else answer.text) + "\n")
     counts = {name: value for name, value in answer.summary.items() if name != "stopped"}
     return {
         "command": "think",
@@ -39,7 +41,7 @@ def think(options: Think) -> dict[str, Any]:
         "seed": options.seed,
         "out": options.out,
         "ledger": options.ledger,
-        "question": options.question,
+        "question": question,
         "answer": answer.answer,
         "text": answer.text,
         "stopped": answer.stopped,
@@ -51,8 +53,20 @@ def think(options: Think) -> dict[str, Any]:
     }
 
 
+def _shown(answer: Answer) -> str:
+    """Returns what was asked for; where no text names it, the texts themselves."""
+    return answer.answer if answer.answer is not None else _texts(answer) or "(no answer)"
+
+
+def _texts(answer: Answer) -> str:
+    texts = answer.details.get("texts", [answer.text])
+    if len(texts) < 2:
+        return "".join(texts)
+    return "\n\n".join(f"--- {number} of {len(texts)}\n{text}" for number, text in enumerate(texts, 1))
+
+
 async def _think(
-    options: Think, engine: Engine, thinking: Thinking, budget: Budget, parameters: Parameters
+    options: Think, question: str, engine: Engine, thinking: Thinking, budget: Budget, parameters: Parameters
 ) -> tuple[Answer, dict[str, Any]]:
     from partsong.ledger import Ledger
     from partsong.reasoning import Journal, Run
@@ -74,14 +88,12 @@ async def _think(
             )
             try:
                 own = knobs_for(local_model(options), thinking.name, thinking.knobs)
-                answer = await thinking(
-                    run, options.question, extract=extract_of(options), parameters=parameters, **own
-                )
+                answer = await thinking(run, question, extract=extract_of(options), parameters=parameters, **own)
             finally:
                 if drawing is not None:
                     drawing.draw()
                 if options.trace is not None:  # written even if the run failed
-                    write_trace(run.graph, options.trace, title=f"{options.strategy}: {options.question}")
+                    write_trace(run.graph, options.trace, title=f"{options.strategy}: {question}")
         return answer, {"replayed": run.replayed}
     finally:
         if journal is not None:
@@ -109,6 +121,8 @@ def summary(result: dict[str, Any]) -> str:
         kept = result["tokens_drafted"] - result["tokens_rejected"]
         lines.append(f"{result['tokens_drafted']} tokens guessed ahead, {kept} of them right")
     why = {"decided": "no missing vote could change the answer", "confident": "the votes were clear enough"}
+    if result["answer"] is None and result["text"].strip() and not result["details"].get("hint"):
+        lines.append("no answer of the kind that --extract looks for was found, so the text is printed as it is")
     if result["stopped"] == "budget":
         lines.append(f"the budget ended the run: {result['spent']}")
     elif result["stopped"] in why:
@@ -129,8 +143,6 @@ def _check(options: Think) -> tuple[Thinking, Budget, Parameters]:
     from partsong.reasoning.strategies import parse_thinking
 
     refuse_torchrun("partsong think runs in one process")
-    if not options.question.strip():
-        raise ArgumentError("the question is empty")
     if options.replay and options.journal is None:
         raise ArgumentError("--replay needs --journal: the file to replay from")
     if options.trace is not None:

@@ -303,4 +303,5 @@ PROSE: list[tuple[str, str | None]] = [
         ("10,000 of 1,00", None),
     ],
     *[("5 minus 3", None), ("between 3 and 5", None), ("5 pm", None), ("1\u0662", None), ("1 2", None), ("f(5)", None)],
+    *[("1. red\n2. green\n3. blue", None), ("**1.** red", None), ("(3) blue", None), ("Say 7.\n1. red", "7")],
 ]

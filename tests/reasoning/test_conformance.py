@@ -154,6 +154,16 @@ def test_it_answers(name: str) -> None:
     assert answer.calls
 
 
+def test_a_question_without_an_answer_to_extract_gets_its_text(name: str) -> None:
+    if name == "edit-test-select":
+        pytest.skip("a program is its answer")
+    answer, _, _ = think(name, scripted(), more={"extract": lambda text: None})
+    assert answer.answer is None and answer.text.strip() and answer.calls
+    if "votes" in answer.details:
+        assert answer.details["votes"] == answer.details["spoilt"] > 0
+        assert answer.text in answer.details["texts"] and answer.details["hint"].startswith("no vote: none of the")
+
+
 def test_the_critical_path_is_the_time_it_takes(name: str) -> None:
     """With as many workers as calls and only tokens to wait for, in virtual time: to the report's grain."""
     engine = ScriptedEngine(script, seconds_per_token=1.0, chunk=1)

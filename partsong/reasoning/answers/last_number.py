@@ -24,7 +24,7 @@ __all__ = ["last_number"]
 _MAX_LINE, _MAX_LINES = 2000, 50
 
 _SEED, _DIGIT = re.compile(r"\d|[¼½¾⅐-⅞]"), re.compile(r"\d")
-_BULLET = re.compile(r"^\s{0,20}(?:[0-9]{1,2}[.)]|[-*•>])\s+(?=.*[0-9])")
+_BULLET = re.compile(r"^\s{0,20}(?:#{0,6}\s?[*_]{0,3}\(?[0-9]{1,2}[.)][*_]{0,3}|[-*•>])\s+(?=\S)")
 _FORMULA = re.compile(
     r"\$\$(.+?)\$\$|\\\((.+?)\\\)|\\\[(.+?)\\\]"
     # As in Markdown, dollar signs are no currency where no blank is inside of them, and no digit follows.

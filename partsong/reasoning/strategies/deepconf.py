@@ -107,6 +107,9 @@ async def deepconf(
                 stopped = "confident" if vote.share >= consensus else stopped
     if stopped == "budget" and len(vote.drawn) == num:
         stopped = "done"
+    if not vote.kept:  # no text names an answer: all are shown
+        for number, completion in vote.drawn.items():
+            vote.poll.count(number, completion)
     return vote.poll.answer(run, stopped, threshold=vote.threshold, kept=sorted(vote.kept))
 
 

@@ -161,13 +161,24 @@ class Poll:
         return bool(self.missing) and self.ballot.decided(self.missing, most)
 
     def answer(self, run: Run, stopped: str, **details: Any) -> Answer:
-        """Returns the leading answer, with the text of the first sample that named it."""
-        leader = self.ballot.leader
-        named = [self.seen[n][1] for n in sorted(self.seen) if leader is not None and self.seen[n][0] == leader]
+        """Returns the leading answer, with the text of the first sample that named it.
+
+        Where no text names an answer, the first whole text stands for all, and ``details`` hold the ``texts``.
+        """
+        leader, samples = self.ballot.leader, [self.seen[number] for number in sorted(self.seen)]
+        whole = [completion for _, completion in samples if completion.finish == "stop" and completion.text.strip()]
+        named = [completion for vote, completion in samples if vote == leader] if leader is not None else whole
         votes: dict[str, Any] = {
             "shares": dict(self.ballot.shares()),
             "votes": self.ballot.counted,
             "spoilt": self.ballot.spoilt,
             "hint": voting_hint(self.ballot),
         }
+        if leader is None and whole:
+            votes |= {"texts": [completion.text for completion in whole], "hint": _no_vote(len(whole))}
         return answer_of(run, named[0] if named else None, self.extract, stopped, **votes, **details)
+
+
+def _no_vote(texts: int) -> str:
+    what = "the text names" if texts == 1 else f"none of the {texts} texts names"
+    return f"no vote: {what} {'no' if texts == 1 else 'an'} answer that can be counted"

@@ -112,12 +112,12 @@ async def plan_search(
         poll.count(number, solution)
     stopped = "done" if len(solutions) == poll.total else "budget"
     details = {"observations": [piece.text for piece in seen], "plans": len(solutions)}
-    if scorer is None:
-        return poll.answer(run, stopped, **details)
     valid = [solution for solution in solutions if vote_of(solution, extract) is not None]
+    if scorer is None or not valid:
+        return poll.answer(run, stopped, **details)
     scores = [await await_score(scorer(solution)) for solution in valid]
-    best = max(range(len(valid)), key=lambda i: (scores[i], -i), default=None)
-    return answer_of(run, None if best is None else valid[best], extract, stopped, scores=scores, **details)
+    best = max(range(len(valid)), key=lambda i: (scores[i], -i))
+    return answer_of(run, valid[best], extract, stopped, scores=scores, **details)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,9 +92,10 @@ async def rsa(
         return poll.answer(run, "done" if not poll.missing else "decided", generations=reached)
     newest = Poll(population, extract)
     for place in range(population):
-        kept = [row[place] for row in plan.solutions if place in row and vote_of(row[place], extract) is not None]
-        if kept:
-            newest.count(place, kept[-1])
+        written = [row[place] for row in plan.solutions if place in row]
+        named = [solution for solution in written if vote_of(solution, extract) is not None]
+        if written:
+            newest.count(place, (named or written)[-1])
     return newest.answer(run, "budget", generations=reached)
 
 

@@ -82,4 +82,4 @@ async def sequential_refinement(
         if stable and len(votes) >= stable and vote is not None and set(votes[-stable:]) == {vote}:
             stopped = "done" if number == rounds - 1 else "confident"
             break
-    return answer_of(run, best, extract, stopped, rounds=votes)
+    return answer_of(run, best or draft, extract, stopped, rounds=votes)

@@ -53,6 +53,7 @@ async def short_m(
     if shortest > num:
         raise ArgumentError(f"shortest={shortest} of num={num} samples; let no more vote than there are")
     ended: list[tuple[int, int, Completion]] = []
+    unnamed: list[tuple[int, int, Completion]] = []
     seen = 0
 
     def is_longer(partial: Partial) -> bool:
@@ -64,9 +65,13 @@ async def short_m(
     async with run.samples(chat, num, path=("sample",), parameters=parameters, halt=halt) as samples:
         async for number, completion in samples:
             seen += 1
-            if vote_of(completion, extract) is not None:
-                ended.append((completion.usage.completion, number, completion))
+            sample = (completion.usage.completion, number, completion)
+            if vote_of(completion, extract) is None:
+                unnamed.append(sample)
+            else:
+                ended.append(sample)
                 ended.sort(key=lambda sample: sample[:2])
+    ended = ended or sorted(unnamed, key=lambda sample: sample[:2])  # no votes, but texts to show
     poll = Poll(min(shortest, len(ended)), extract)
     for place, (_, _, completion) in enumerate(ended[:shortest]):
         poll.count(place, completion)

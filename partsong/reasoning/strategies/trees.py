@@ -73,7 +73,8 @@ def best_of_trees(
         ballot, named = Ballot(len(ranked)), [None if t.spoilt else extract(t.text) for t in ranked]
         for place, (trace, vote) in enumerate(zip(ranked, named, strict=True)):
             ballot.add(place, vote, trace.score(aggregate))
-        ranked = [t for t, vote in zip(ranked, named, strict=True) if vote is not None and vote == ballot.leader]
+        # Where no text names an answer, the best text remains.
+        ranked = [t for t, vote in zip(ranked, named, strict=True) if vote == ballot.leader]
     stopped = "budget" if any(spent for _, spent in results) else "done"
     scores = [trace.score(aggregate) for trace in kept]
     return stepper.answer(ranked[0] if ranked else None, extract, stopped, scores=scores)
