@@ -20,12 +20,12 @@ PRODUCT = [
     *((nproc, name, strategy, False) for nproc in (2, 3) for name in MODELS for strategy in worker.WITHOUT),
 ]
 PAGE = [case for case in PRODUCT if case[1] == "the page's"]
-CASES = covering.chosen(PRODUCT, beside=PAGE) if covering.FULL else [*PAGE, *covering.covering(PRODUCT, beside=PAGE)]
+CASES = PRODUCT if covering.FULL else [*PAGE, *covering.covering(PRODUCT, beside=PAGE)]
 
 
 @functools.cache
 def launched(nproc: int) -> dict[tuple[str, str, bool], list[tuple[float, bool]]]:
-    return launch(worker.right, nproc, nproc, [case for ranks, *case in map(tuple, CASES) if ranks == nproc])
+    return launch(worker.right, nproc, nproc, [case[1:] for case in CASES if case[0] == nproc])
 
 
 @pytest.mark.parametrize(("nproc", "name", "strategy", "has_row"), CASES)
