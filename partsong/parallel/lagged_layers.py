@@ -188,6 +188,7 @@ class LaggedBlocks(Cut):
         self._row_bytes: dict[int, int] = {}
         self._output_bytes = 0
         clock.on_begin(self._forget)
+        clock.on_end(self._forget)
         clock.on_change(self._forget_branch)
 
     def attach(self, hooks: HookSet) -> None:

@@ -69,6 +69,15 @@ _ALL = (
     Feature(name="several LoRAs with weights", on=SD3, put=putting.two_loras),
     Feature(name="LoRA swapped for another", put=putting.swapped_lora, **LATER),
     Feature(name="LoRA given another weight", usual=False, put=putting.other_weight, **LATER),
+    # tests/parallel/test_call_form.py hears such a scale in every run.
+    Feature(
+        name="LoRA scaled by the call",
+        usual=False,
+        on=FLUX,
+        put=putting.one_lora,
+        with_it=lambda samples: {"joint_attention_kwargs": {"scale": 0.5}},
+        samples=1,
+    ),
     Feature(name="LoRA unloaded", usual=False, put=putting.no_lora, **LATER),
     Feature(name="LoRA fused", on=SD3, put=putting.fused_lora),
     Feature(name="DoRA", on=SD3, put=putting.dora),

@@ -31,6 +31,21 @@ TensorParallel puts its weights together again, and a model that was read in sha
 which weighs what is loaded, costs nothing. Layers that were changed past these methods, such as by peft's own
 functions, are noticed and refused at the next picture.
 
+## Arguments of a call
+
+What a pipeline passes to its model by position reaches the model by position, and what it passes by keyword by
+keyword, under every strategy. So what wraps a model's `forward` and reads keywords hears the scale of a LoRA in
+`joint_attention_kwargs={"scale": 0.5}`.
+
+## A second pipeline around the same model
+
+A plan follows the scheduler of its own pipeline. A second pipeline around the same model, such as
+`OtherPipeline(**pipe.components)`, and a loop of your own with another scheduler run under the plan too. A call of the
+model that belongs to no generation of the plan's pipeline begins one, and its steps are told by its timesteps. Give
+such a pipeline a generator on every rank, since the plan shares the noise of its own pipeline only. What steps keep for
+later ones is forgotten when a pipeline's call ends, and when another one calls the model in the middle of it, such as
+in a callback: the steps after that are computed like first steps.
+
 ## LoRA
 
 TensorParallel cuts the two matrices of a LoRA with the layer they are on. Ranks compare their adapters whenever a plan

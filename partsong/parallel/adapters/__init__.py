@@ -17,6 +17,7 @@ from torch import nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import audio, cross, joint, pairs, sequences, temporal, uncut, unet, video, video_2026
+from partsong.parallel.adapters.given import given_row
 from partsong.parallel.adapters.infer import inferred
 from partsong.parallel.adapters.row import Adapter, Frames, Mixing, Split, places
 from partsong.plugins import Registry
@@ -43,13 +44,20 @@ ADAPTERS: Mapping[str, Adapter] = Registry(
 )
 
 
-def adapter_for(module: nn.Module) -> Adapter:
+def adapter_for(module: nn.Module, given: Adapter | None = None) -> Adapter:
     """Returns the row of a model with its cuts filled in, or an inferred row where `ADAPTERS` has none.
 
+    Args:
+        module: the model.
+        given: a caller's row, which is taken if it is for a model of this class.
+
     Raises:
+        ArgumentError: the caller's row names what the model does not have.
         UnsupportedError: the architecture is not in `ADAPTERS`, and not plain enough to infer a row for it.
     """
     name = type(module).__name__
+    if given is not None and given.model == name:
+        return given_row(given, module)
     if isinstance(module, Mixing):
         return ADAPTERS[name].mixing(adapter_for(module.like))
     if name in ADAPTERS:
@@ -59,5 +67,6 @@ def adapter_for(module: nn.Module) -> Adapter:
     except UnsupportedError as problem:
         raise UnsupportedError(
             f"{name} is not a supported architecture, and none could be inferred: {problem}; "
-            f"partsong list support shows the {len(list(ADAPTERS.values()))} that are"
+            f"partsong list support shows the {len(list(ADAPTERS.values()))} that are, and parallelize() takes a row "
+            "of your own with adapter="
         ) from None

@@ -18,7 +18,13 @@ from partsong.parallel.hooks.model_hooks import signature_of
 __all__ = ["inferred"]
 
 #: Names of the argument with the noisy latents, and of the one with the timestep.
-_SAMPLES, _TIMES = ("hidden_states", "sample", "x", "latents"), ("timestep", "t", "timesteps")
+_SAMPLES, _TIMES = (
+    ("hidden_states", "sample", "x", "latents"),
+    (
+        *("timestep", "t", "timesteps"),
+        *("time", "sigma", "sigmas", "noise_level"),
+    ),
+)
 #: Names of the layers that turn pictures into tokens `[B, L, C]` in diffusers models.
 _EMBEDDERS = ("pos_embed", "patch_embed", "x_embedder", "img_in", "proj_in")
 #: Usual names of cross-attention, for modules that do not say what they are.
@@ -28,14 +34,46 @@ _TEXT = ("encoder_", "txt_", "text_", "context", "caption")
 
 
 def inferred(module: nn.Module) -> Adapter:
-    """Infers the row of a plain token model, which still has to be verified.
+    """Infers the row of a plain token model, or one that leaves the input whole; both still have to be verified.
 
     Args:
-        module: a transformer without a row of its own.
+        module: a denoiser without a row of its own.
 
     Raises:
         UnsupportedError: says what is missing or unclear.
     """
+    try:
+        return _of_tokens(module)
+    except UnsupportedError as problem:
+        row = _of_samples(module, str(problem))
+        if row is None:
+            raise
+        return row
+
+
+def _of_samples(module: nn.Module, problem: str) -> Adapter | None:
+    """Returns a row by which samples and branches of guidance are shared out, which needs to know no layer.
+
+    Returns:
+        None where no argument is known to be the timestep: it may be no denoiser.
+    """
+    arguments, model = tuple(signature_of(module).parameters), type(module).__name__
+    time = next((name for name in _TIMES if name in arguments), None)
+    if time is None or arguments[0] == time:
+        return None
+    return Adapter(
+        family=model,
+        model=model,
+        sample=next((name for name in _SAMPLES if name in arguments), arguments[0]),
+        timestep=time,
+        batched=arguments,
+        whole=f"it has no row, and none could be inferred: {problem}; give parallelize() a row with adapter=",
+        inferred=True,
+        checked=True,
+    )
+
+
+def _of_tokens(module: nn.Module) -> Adapter:
     arguments = tuple(signature_of(module).parameters)
     sample = next((name for name in _SAMPLES if name in arguments), None)
     if sample is None:
@@ -58,6 +96,7 @@ def inferred(module: nn.Module) -> Adapter:
         timestep=next((name for name in _TIMES if name in arguments), _TIMES[0]),
         batched=arguments,
         inferred=True,
+        checked=True,
     )
 
 

@@ -188,7 +188,8 @@ class Adapter:
         repeats_keys: each key/value head is repeated for its group of query heads; one copy is moved.
         factored: which blocks attend within a frame and which along time; None where all blocks attend alike.
         whole: why its input is cut neither into tokens nor into rows; None where it is cut.
-        inferred: the row was inferred, so the first call checks it against one rank.
+        inferred: the row was inferred from the model's structure.
+        checked: the first calls are compared with those of one rank, since the row was inferred or comes from a caller.
         mixes: it holds several models and is called like one of them; arguments come from that one's row.
     """
 
@@ -232,6 +233,7 @@ class Adapter:
     factored: Factored | None = None
     whole: str | None = None
     inferred: bool = False
+    checked: bool = False
     mixes: bool = False
 
     @property
@@ -273,7 +275,7 @@ class Adapter:
     def mixing(self, inner: Adapter) -> Adapter:
         """Returns this row, which is for several models, with the arguments of one of them."""
         own = {"family": self.family, "model": self.model, "whole": self.whole, "mixes": True}
-        return replace(inner, **own, inferred=False, refused_pipelines={})
+        return replace(inner, **own, inferred=False, checked=False, refused_pipelines={})
 
     def streams_of(self, name: str) -> tuple[str, ...] | None:
         """Returns the token streams that the attention module called `name` mixes; None for any other module."""

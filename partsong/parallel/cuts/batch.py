@@ -97,6 +97,7 @@ class GuidancePair:
         self._ready: dict[int, tuple[dict[str, Any], Any]] = {}
         self._warned = False
         clock.on_begin(self.reset)
+        clock.on_end(self.reset)
 
     def reset(self) -> None:
         """Forgets the calls of the last generation."""

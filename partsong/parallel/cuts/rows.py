@@ -33,6 +33,7 @@ from partsong.parallel.cuts.row_blocks import (
     is_low_rank,
     level_changes,
 )
+from partsong.parallel.hooks.arguments import AsCalled
 from partsong.parallel.hooks.model_hooks import (
     AroundHook,
     Attend,
@@ -217,15 +218,13 @@ class RowSplit:
         return self._layers - 1
 
     def _around(self, compute: Callable[..., Tensor], layer: Any, *settings: Any) -> AroundHook:
-        def run(forward: Callable[..., Any], named: dict[str, Any]) -> Tensor:
-            def with_weights(weight: Tensor | None, bias: Tensor | None) -> Tensor:
-                return compute(layer, *settings, weight, bias, *named.values())
-
-            if getattr(forward, "__func__", None) is type(layer).forward:
+        def run(forward: AsCalled, named: dict[str, Any]) -> Tensor:
+            with_weights = lambda weight, bias: compute(layer, *settings, weight, bias, *named.values())  # noqa: E731
+            if getattr(forward.function, "__func__", None) is type(layer).forward:
                 return with_weights(layer.weight, layer.bias)
             # The layer is wrapped by hooks that fetch its weights or change their type in this call.
             with _InPlaceOfLayer(with_weights):
-                return forward(*named.values())
+                return forward(**named)
 
         return AroundHook(run, signature_of(layer))
 

@@ -111,14 +111,14 @@ class SequenceParallel(TokenCuts):
 
     def _scale_by_all(self, named: dict[str, Any], streams: tuple[str, ...]) -> None:
         """Changes the base of the logarithm of the local number of tokens to get the logarithm for all tokens."""
-        extra, name = named.get("cross_attention_kwargs", {}), self.adapter.scaled_by_length
-        if extra.get(name) is None:
+        name = self.adapter.scaled_by_length
+        if name is None or named.get(name) is None:
             return
         sizes = self.shard_sizes(streams)
         if sizes[self.axis.index] == 1:
             raise UnsupportedError(f"{self.adapter.model}: one token alone cannot be scaled by {name}; use fewer ranks")
         exponent = math.log(sizes[self.axis.index]) / math.log(sum(sizes))
-        named["cross_attention_kwargs"] = {**extra, name: extra[name] ** exponent}
+        named[name] = named[name] ** exponent
 
     def _run_on_all(
         self, forward: Callable[..., Tensor], named: dict[str, Any], name: str, arguments: tuple[str, ...]
@@ -264,9 +264,9 @@ class SequenceParallel(TokenCuts):
 
     def _once_per_group(self, query: Tensor, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Returns keys and values as they were before the model repeated them for every query head of a group."""
-        _, kv_heads, _ = head_counts(self.layers[layer][2])
         if not self.adapter.repeats_keys or key.shape[1] != query.shape[1]:
             return key, value
+        _, kv_heads, _ = head_counts(self.layers[layer][2])
         step = query.shape[1] // kv_heads
         return key[:, ::step], value[:, ::step]
 

@@ -78,6 +78,7 @@ class DisplacedBorders(Borders):
         self._sync = SyncBorders(axis)
         self._branches: dict[int, _Branch] = {}
         clock.on_begin(self.reset)
+        clock.on_end(self.reset)
         clock.on_change(self.forget)
 
     def reset(self) -> None:

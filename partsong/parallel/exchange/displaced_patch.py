@@ -98,6 +98,7 @@ class DisplacedStage(Stage):
         self.slots: dict[SlotsKey, Slots] = {}
         self.rotating: dict[SlotsKey, RotatingSlots] = {}
         clock.on_begin(self.reset)
+        clock.on_end(self.settle)
         clock.on_change(self.forget)
 
     def forget(self, branch: int) -> None:
@@ -107,6 +108,10 @@ class DisplacedStage(Stage):
                 kept.pop(key).settle()
 
     def reset(self) -> None:
+        """Begins a generation."""
+        self.settle()
+
+    def settle(self) -> None:
         """Waits for pending messages and forgets them."""
         for slots in (*self.slots.values(), *self.rotating.values()):
             slots.settle()

@@ -159,3 +159,4 @@ class PartialStage(DisplacedStage):
             fits = [all(error <= self.error_budget for error in errors) for errors in zip(*by_rank, strict=True)]
             fitting = (portion for portion, fit in zip(self.candidates, fits, strict=True) if fit)
             self.portions[layer] = next(fitting, everything)
+        self._errors.clear()

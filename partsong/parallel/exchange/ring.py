@@ -130,6 +130,7 @@ class WiredRingStage(RingStage):
         self.clock, self.wire = clock, wire
         self.known: dict[tuple[int, int, int], tuple[KnownRows, list[Stretch]]] = {}
         clock.on_begin(self.abandon)
+        clock.on_end(self.abandon)
         clock.on_change(self.forget)
 
     def forget(self, branch: int) -> None:

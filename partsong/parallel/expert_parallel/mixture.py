@@ -15,7 +15,8 @@ from partsong.parallel.adapters import adapter_for
 from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.expert_parallel.noise_expert import NoiseExpert
 from partsong.parallel.expert_parallel.routing import expert_weights
-from partsong.parallel.hooks.model_hooks import sample_of, signature_of
+from partsong.parallel.hooks.arguments import ArgumentNames
+from partsong.parallel.hooks.model_hooks import as_called, sample_of, signature_of
 
 __all__ = ["ExpertMixture"]
 
@@ -116,9 +117,10 @@ class ExpertMixture(nn.Module):
 
     def forward(self, *args: Any, **named: Any) -> Any:
         """Predicts the velocity of every sample; arguments and result are those of the experts."""
-        given = self.forward_signature.bind(*args, **named).arguments
+        names = ArgumentNames(self.forward_signature)
+        given, positions = names.of(args, named), names.positions(args)
         weights = self.weights(given)
-        velocities = {number: self.velocity(number, rows, given) for number, rows in self.asked(weights)}
+        velocities = {number: self.velocity(number, rows, given, positions) for number, rows in self.asked(weights)}
         return self.result(given, self.mixed(given, weights, velocities))
 
     def weights(self, named: Mapping[str, Any], top_k: int | None = None, temperature: float | None = None) -> Tensor:
@@ -163,15 +165,21 @@ class ExpertMixture(nn.Module):
             if rows:
                 yield number, rows
 
-    def velocity(self, number: int, rows: list[int], named: Mapping[str, Any]) -> Tensor:
+    def velocity(self, number: int, rows: list[int], named: Mapping[str, Any], positions: Sequence[str] = ()) -> Tensor:
         """Asks one expert about some samples.
+
+        Args:
+            number: of the expert.
+            rows: the samples.
+            named: arguments of the call.
+            positions: names of those that came by position.
 
         Raises:
             UnsupportedError: it is not known how an argument depends on the batch, or the expert returns another shape.
         """
         latents = self.latents(named)
         given = named if len(rows) == len(latents) else self._rules.cut(named, rows, len(latents))
-        velocity = sample_of(self.expert(number)(**given))
+        velocity = sample_of(as_called(self.expert(number), positions)(**given))
         if velocity.shape != (len(rows), *latents.shape[1:]):
             raise UnsupportedError(
                 f"expert {number} returned {list(velocity.shape)} for latents of {[len(rows), *latents.shape[1:]]}; "
@@ -202,7 +210,10 @@ def _arguments_of(model: nn.Module) -> tuple[str, BatchRules]:
     """Says which argument of a model holds the noisy samples, and how the others depend on the batch."""
     try:
         adapter = adapter_for(model)
-    except UnsupportedError:  # a user's own model: arguments as long as the first belong to samples
+    except UnsupportedError:
+        adapter = None
+    if adapter is None or (adapter.inferred and adapter.whole is not None):
+        # A user's own model: arguments as long as the first belong to samples.
         names = tuple(signature_of(model).parameters)
         return names[0], BatchRules(model=type(model).__name__, batched=names)
     return adapter.sample, BatchRules.of(adapter)

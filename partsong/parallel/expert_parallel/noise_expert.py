@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from partsong.errors import ArgumentError
+from partsong.parallel.hooks.arguments import ArgumentNames
 from partsong.parallel.hooks.model_hooks import map_sample, signature_of
 
 __all__ = ["NoiseExpert"]
@@ -57,7 +58,8 @@ class NoiseExpert(nn.Module):
 
     def forward(self, *args: Any, **named: Any) -> Any:
         """Predicts velocities; the arguments are those of the model, with the flow's latents and timesteps."""
-        given = self.forward_signature.bind(*args, **named).arguments
+        names = ArgumentNames(self.forward_signature)
+        given = names.of(args, named)
         latents = next(iter(self.forward_signature.parameters))
         noisy, timestep = given[latents], given["timestep"]
         level = (timestep.to(noisy.device).double() / self.unit).reshape(-1)
@@ -68,7 +70,8 @@ class NoiseExpert(nn.Module):
         # Equal within the table; beyond its ends, this keeps the noise (or the signal) of the model's input right.
         scaled = noisy * torch.where(level > 0.5, sigma / level, alpha / (1 - level))
         asked = asked.to(timestep.dtype if timestep.is_floating_point() else noisy.dtype)
-        output = self.model(**given | {latents: scaled, "timestep": asked})
+        args, named = names.passed(given | {latents: scaled, "timestep": asked}, names.positions(args))
+        output = self.model(*args, **named)
         return map_sample(output, lambda noise: (noisy - (scaled - sigma * noise) / alpha) / level)
 
     def _timestep(self, level: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from partsong.errors import ArgumentError, UnsupportedError
 from partsong.knobs import AboveZero, Count
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.expert_parallel.mixture import ExpertMixture
+from partsong.parallel.hooks.arguments import AsCalled
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
 from partsong.parallel.ranks.collectives import all_gather, broadcast
@@ -109,10 +110,10 @@ class PlacedExperts(Cut):
     def begin_forward(self, sample: Any) -> None:
         """Prepares nothing: samples are routed in the call."""
 
-    def _run(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+    def _run(self, forward: AsCalled, named: dict[str, Any]) -> Any:
         mixture, weights = self.mixture, self._weights(named)
-        asked = dict(mixture.asked(weights))
-        own = {number: mixture.velocity(number, asked[number], named) for number in self.own if number in asked}
+        asked, given = dict(mixture.asked(weights)), (named, forward.positions)
+        own = {number: mixture.velocity(number, asked[number], *given) for number in self.own if number in asked}
         velocities = self._gathered(mixture.latents(named), asked, own)
         return mixture.result(named, mixture.mixed(named, weights, velocities))
 

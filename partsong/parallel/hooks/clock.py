@@ -14,8 +14,9 @@ class StepClock:
     """Counts steps, and calls within a step.
 
     A pipeline drives it through its scheduler: ``set_timesteps`` begins a generation, and ``step`` ends a step, also
-    for schedulers of higher order. For a bare module the timesteps of the calls drive it. A smaller timestep is the
-    next step, an equal one the next branch of the same step, and a larger one a new generation.
+    for schedulers of higher order. For a bare module, and for calls that belong to no generation of the scheduler, the
+    timesteps of the calls drive it. A smaller timestep is the next step, an equal one the next branch of the same step,
+    and a larger one a new generation.
 
     Attributes:
         step: index of the current step.
@@ -23,23 +24,28 @@ class StepClock:
         num_steps: steps of this generation where known.
         steps_before: number of steps in the previous generation.
         passed_over: announced steps that image-to-image pipelines do not make.
+        driven: whether a scheduler drives it.
+        is_followed: whether this generation follows the timesteps of its calls, although a scheduler drives the clock.
         is_over: whether the pipeline's call has returned; it may have made fewer steps than were announced.
     """
 
     #: How far a forecast may reach, in units of the last step; beyond that a straight line is a bad guess.
     MAX_RATIO = 2.0
+    #: Most branches of a step that is known by its timestep. More are generations of one step, and they keep nothing.
+    MAX_BRANCHES = 64
 
     def __init__(self) -> None:
         self.step, self.branch, self.steps_before = 0, 0, 0
         self.num_steps: int | None = None
         self.passed_over = 0
-        self.driven, self.is_over = False, False
+        self.driven, self.is_followed, self.is_over = False, False, False
         self._calls = 0
         self._times: list[float] = []
         self._levels: list[float] = []
         self._left_out: dict[int, set[int]] = {}
         self._on_begin: list[Callable[[], None]] = []
         self._on_change: list[Callable[[int], None]] = []
+        self._on_end: list[Callable[[], None]] = []
 
     def on_begin(self, callback: Callable[[], None]) -> None:
         """Calls `callback` whenever a generation begins."""
@@ -49,10 +55,20 @@ class StepClock:
         """Calls `callback` with the number of a branch whenever the shape of its calls changes in mid-generation."""
         self._on_change.append(callback)
 
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` when a generation is over whose end is noticed: what steps keep for later ones can go."""
+        self._on_end.append(callback)
+
     def forget_callbacks(self) -> None:
         """Forgets all callbacks."""
         self._on_begin.clear()
         self._on_change.clear()
+        self._on_end.clear()
+
+    def end(self) -> None:
+        """Notes that no call of this generation follows."""
+        for callback in self._on_end:
+            callback()
 
     def change(self, branch: int) -> None:
         """Notes that the shape of a branch's calls has changed, so nothing kept from earlier steps fits."""
@@ -70,7 +86,7 @@ class StepClock:
         self.num_steps, self.passed_over = None if times is None else len(times), 0
         self._times = list(times or ())
         self._levels = [] if levels is None or len(levels) < len(self._times) else list(levels)
-        self._left_out = {}
+        self._left_out, self.is_followed = {}, False
         for callback in self._on_begin:
             callback()
 
@@ -94,7 +110,7 @@ class StepClock:
     def enter(self, timestep: Any) -> None:
         """Notes a call of the denoiser."""
         if not self.driven:
-            self._follow(timestep)
+            self.follow(timestep)
         self.branch = self._calls
         self._calls += 1
 
@@ -103,14 +119,23 @@ class StepClock:
         """Says whether the denoiser was called in this step."""
         return self._calls > 0
 
-    def _follow(self, timestep: Any) -> None:
-        now = _first(timestep)
-        if not self._times or now > self._times[-1]:
+    def follow(self, timestep: Any, *, is_fresh: bool = False) -> bool:
+        """Places a call by its timestep, before `enter`; says whether it begins a generation.
+
+        Args:
+            timestep: of the call.
+            is_fresh: it begins one whatever its timestep is.
+        """
+        now, is_full = _first(timestep), self._calls >= self.MAX_BRANCHES
+        is_fresh = is_fresh or (self.driven and (self.is_over or not self.is_followed))
+        if is_fresh or is_full or not self._times or now > self._times[-1]:
             self.begin()
-            self._times = [now]
-        elif now < self._times[-1]:
+            self._times, self.is_followed = [now], True
+            return True
+        if now < self._times[-1]:
             self.advance()
             self._times.append(now)
+        return False
 
     def leave_out(self) -> None:
         """Notes that the blocks of the current call are left out, so this step leaves nothing for later ones."""
@@ -168,6 +193,7 @@ class SideClock(StepClock):
         super().__init__()
         self.driven, self._main = True, main
         main.on_begin(self.begin)
+        main.on_end(self.end)
 
     def enter(self, timestep: Any = None) -> None:
         """Notes a call of the model; the step is the main clock's, whatever the timestep."""
@@ -179,4 +205,7 @@ class SideClock(StepClock):
 
 
 def _first(timestep: Any) -> float:
-    return float(timestep.flatten()[0]) if isinstance(timestep, Tensor) else float(timestep)
+    """Returns the timestep of the first sample; of times per token the latest, as a given picture's may be zero."""
+    if not isinstance(timestep, Tensor):
+        return float(timestep)
+    return float(timestep[0].max() if timestep.ndim > 1 else timestep.flatten()[0])

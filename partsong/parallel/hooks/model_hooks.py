@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from partsong.errors import UnsupportedError
+from partsong.parallel.hooks.arguments import ArgumentNames, AsCalled
 from partsong.parallel.hooks.call_hook import CallHook
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "HookSet",
     "InputHook",
     "OutputHook",
+    "as_called",
     "kept_arguments",
     "map_sample",
     "map_samples",
@@ -185,15 +187,15 @@ class InputHook(CallHook):
 
     uncompiled = "pre_forward"
 
-    def __init__(self, change: Callable[[dict[str, Any]], None], signature: Any) -> None:
+    def __init__(self, change: Callable[[dict[str, Any]], None], signature: inspect.Signature) -> None:
         super().__init__()
-        self.change, self.signature = change, signature
+        self.change, self.names = change, ArgumentNames(signature)
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Binds the arguments to their names and passes them to `change`."""
-        bound = self.signature.bind(*args, **kwargs)
-        self.change(bound.arguments)
-        return bound.args, bound.kwargs
+        """Passes the arguments to `change` by name, and then on the way they came."""
+        named = self.names.of(args, kwargs)
+        self.change(named)
+        return self.names.passed(named, self.names.positions(args))
 
 
 class OutputHook(CallHook):
@@ -211,18 +213,21 @@ class OutputHook(CallHook):
 
 
 class AroundHook(CallHook):
-    """Replaces a module's call by ``run(forward, arguments)``, with the arguments by name."""
+    """Replaces a module's call by ``run(forward, arguments)``, with the arguments by name.
+
+    `forward` takes them by name too, and passes those by position that came by position.
+    """
 
     uncompiled, compiles_inside = "new_forward", True
 
-    def __init__(self, run: Callable[[Callable[..., Any], dict[str, Any]], Any], signature: Any) -> None:
+    def __init__(self, run: Callable[[AsCalled, dict[str, Any]], Any], signature: inspect.Signature) -> None:
         super().__init__()
-        self.run, self.signature = run, signature
+        self.run, self.names = run, ArgumentNames(signature)
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Binds the arguments to their names and passes the call on."""
-        bound = self.signature.bind(*args, **kwargs)
-        return self.run(original_forward(self), bound.arguments)
+        """Names the arguments and passes the call on."""
+        forward = AsCalled(original_forward(self), self.names, self.names.positions(args))
+        return self.run(forward, self.names.of(args, kwargs))
 
 
 #: Processors whose further calls attend to an image prompt, which every rank has whole.
@@ -277,6 +282,11 @@ class AttentionHook(CallHook):
     ) -> Tensor:
         if is_causal or dropout_p:
             raise UnsupportedError(f"{self.name}: causal attention and dropout are not supported over ranks")
+        if query.ndim == 3:  # heads are in the batch
+            mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
+            return self.attend(query[:, None], key[:, None], value[:, None], mask, scale)[:, 0]
+        if query.ndim != 4:
+            raise UnsupportedError(f"{self.name}: attention over {query.ndim} dimensions; use queries [B, H, L, D]")
         return self.attend(query, key, value, attn_mask, scale)
 
 
@@ -296,6 +306,11 @@ def signature_of(module: nn.Module) -> inspect.Signature:
         return module.forward_signature
     signature = inspect.signature(type(module).forward)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def as_called(module: nn.Module, positions: Sequence[str]) -> AsCalled:
+    """Returns a call of a module with arguments by name, which passes those in `positions` by position."""
+    return AsCalled(module, ArgumentNames(signature_of(module)), positions)
 
 
 def kept_arguments(named: Mapping[str, Any]) -> dict[str, Any]:

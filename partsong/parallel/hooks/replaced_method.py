@@ -35,14 +35,20 @@ class ReplacedMethods:
         replace_method(owner, name, around, around_copies)
         self._replaced.append((owner, name, before))
 
-    def restore(self) -> None:
-        """Restores what was there before, last first."""
+    def holds(self, owner: Any) -> bool:
+        """Says whether a method of an object is replaced."""
+        return any(held is owner for held, _, _ in self._replaced)
+
+    def restore(self, only: Any = None) -> None:
+        """Restores what was there before, last first; of one object only where one is given."""
         for owner, name, before in reversed(self._replaced):
+            if only is not None and owner is not only:
+                continue
             if before is None:
                 vars(owner).pop(name, None)
             else:
                 vars(owner)[name] = before
-        self._replaced.clear()
+        self._replaced = [] if only is None else [each for each in self._replaced if each[0] is not only]
 
 
 def replace_method(owner: Any, name: str, around: Around, around_copies: Around | None = None) -> None:

@@ -93,6 +93,7 @@ class ControlNet:
         check_device(self.adapter.model, sample, self.plan.mesh)
         self._layers.check()
         self.plan.follow_scheduler()
+        self._check_caller()
         self.clock.enter()
         step, begins = self.clock.step, self._begins(named)
         is_compared = step in [*self.calls, step][:AGREED_STEPS]
@@ -104,6 +105,16 @@ class ControlNet:
         call = ControlCall(len(sample), tokens, self.cut.call_notes(), begins, is_compared)
         self.calls.setdefault(step, []).append(call)
         return tree_map(lambda part: self.cut.spread(part) if isinstance(part, Tensor) else part, output)
+
+    def _check_caller(self) -> None:
+        """Refuses calls whose step is not known, where they would read what another picture's steps have sent."""
+        callers, names = self.plan.callers, [type(s).__name__ for s in self.plan.strategies if s.reads_last_step]
+        if names and callers is not None and not callers.are_led():
+            raise UnsupportedError(
+                f"{self.adapter.model}: called by another pipeline than the one under the plan, or by a loop with a "
+                f"scheduler of its own, whose steps {' and '.join(names)} does not know; parallelize that pipeline, or "
+                "use Ulysses"
+            )
 
     def _begins(self, named: dict[str, Any]) -> bool:
         """Says whether a call is the first at its place in a step, or differs in shape from the previous one."""

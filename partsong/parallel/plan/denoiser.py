@@ -18,6 +18,7 @@ from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.cuts.stacked_branches import branches_apart
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
+from partsong.parallel.hooks.arguments import AsCalled
 from partsong.parallel.hooks.gradients import check_gradients, wanted_gradient
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, kept_arguments, signature_of, with_samples
 from partsong.parallel.plan.checks import KnownLayers, check_device, check_given
@@ -53,10 +54,9 @@ class Denoiser:
     def __init__(self, plan: PlanState, module: nn.Module, hooks: HookSet) -> None:
         self.plan, self.module, self.hooks = plan, module, hooks
         self.clock, self.strategies, mesh = plan.clock, plan.strategies, plan.mesh
-        self.adapter = adapter_for(module)
+        self.adapter = adapter_for(module, plan.adapter)
         self.seen = Seen()
         refuse(plan.strategies, self.adapter, mesh)
-        self.verified = not self.adapter.inferred or mesh.world_size == 1
         self.stages = plan.stages(plan.clock)
         self.cut = self._cut()
         self.everyone = mesh.axis(*AXES)
@@ -74,12 +74,15 @@ class Denoiser:
         if self.cut is not None:
             self.cut.attach(hooks)
         self.checked = self.everyone.size > 1 and not self.everyone.dry
+        # Numbers of samples for which a call under a row that nobody has tested agreed with that of one rank.
+        self._proven: set[int] = set()
         self.comparison = Comparison(self.everyone, self.adapter.sample)
         self.batch = BatchSplit(mesh.axis("data", "cfg"), BatchRules.of(self.adapter), module)
         # Ranks that share weights over this axis gather them together, so each must make equally many calls.
         is_even = self.shards is not None and "cfg" in self.shards.axes
         self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock, self.adapter.sample, is_even=is_even)
         self._shapes: dict[int, tuple[Any, ...]] = {}
+        self._positions: tuple[str, ...] = ()
         plan.clock.on_begin(self._begin)
         is_hooked = self.cut is not None or self.shards is not None or bool(self.attachments)
         self._layers = KnownLayers(module) if is_hooked else None
@@ -98,31 +101,36 @@ class Denoiser:
             return RowParallel(self.module, self.adapter, mesh, tuple(self.stages), plan.borders(plan.clock))
         return SequenceParallel(self.module, self.adapter, mesh, self.stages)
 
-    def run(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+    def note_positions(self, names: tuple[str, ...]) -> None:
+        """Notes which arguments a pipeline passes by position, where a loop makes its calls with all by name."""
+        self._positions = names
+
+    def run(self, forward: AsCalled, named: dict[str, Any]) -> Any:
         """Makes one call of the model on this rank."""
         if self.plan.loop is not None:
             self.plan.check_loop()
-            compute = functools.partial(self._compute, forward)
+            compute = functools.partial(self._compute, AsCalled(forward.function, forward.names, self._positions))
             if self.plan.rounds is None:
                 return compute(**named)
-            return self._verified(functools.partial(self._split, compute), named)
+            return self._verified(functools.partial(self._split, compute), forward, named)
         self._refuse(named)
         if self.checked:
             check_device(self.adapter.model, named[self.adapter.sample], self.plan.mesh)
         self.plan.follow_scheduler()
         clock = self.plan.clock
-        clock.enter(named.get(self.adapter.timestep))
+        self.plan.enter(named.get(self.adapter.timestep))
         if clock.driven and (clock.step, clock.branch) == (0, 0) and self.checked:
             self.plan.share_random_state()
         if (clock.step, clock.branch) == (0, 0):
             self._check_layers()
         self._note_step(named, clock.step)
         with named_range(f"{self.adapter.model}, step {clock.step}, branch {clock.branch}"):
-            output = self._verified(functools.partial(self._share, functools.partial(self._compute, forward)), named)
+            share = functools.partial(self._share, functools.partial(self._compute, forward))
+            output = self._verified(share, forward, named)
         self.seen.note_call(named[self.adapter.sample], output, clock.branch)
         shared = {"branches": self.guidance.computed, "was_ready": self.guidance.was_ready}
         self.seen.note_work(clock.step, clock.branch, is_split=self.splits(named), **shared)
-        if not clock.driven:
+        if not clock.driven or clock.is_followed:
             self.plan.close_record()
         return output
 
@@ -132,13 +140,17 @@ class Denoiser:
             self._layers.check()
         check_neighbours(self)
 
-    def _verified(self, shared: Callable[[dict[str, Any]], Any], named: dict[str, Any]) -> Any:
-        """Makes a call; the first one under an inferred row is compared with that of one rank."""
-        if self.verified:
+    def _verified(self, shared: Callable[[dict[str, Any]], Any], forward: AsCalled, named: dict[str, Any]) -> Any:
+        """Makes a call; the first ones under an inferred or a given row are compared with those of one rank."""
+        total = len(named[self.adapter.sample])
+        if not (self.adapter.checked and self.checked) or total in self._proven:
             return shared(named)
-        output = verified(self.everyone, self.module, self.hooks, named, shared)
+        alone = AsCalled(self.module, forward.names, forward.positions)
+        given = (self.everyone, alone, self.adapter, self.hooks, named, shared)
+        output = verified(*given, tells=not self._proven)
         gathered = 0 if self.shards is None else self.shards.check_bytes()
-        self.verified, self.seen.check_bytes = True, 8 * (self.everyone.size - 1) + gathered
+        self._proven.add(total)
+        self.seen.check_bytes += 8 * (self.everyone.size - 1) + gathered
         return output
 
     def begin_call(self, named: dict[str, Any], step: int) -> None:

@@ -12,11 +12,15 @@ from partsong.parallel.cuts.batch import BatchSplit
 from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, sample_of, signature_of
 from partsong.parallel.hooks.replaced_method import Method, ReplacedMethods
+from partsong.parallel.plan.callers import Callers
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.ranks.noise import share_latents
 
 __all__ = ["follow_pipeline"]
+
+#: Pipelines call it when they are done: a refiner's first half makes fewer steps than its scheduler has.
+_LAST_ACT = "maybe_free_model_hooks"
 
 
 def follow_pipeline(
@@ -34,16 +38,16 @@ def follow_pipeline(
     if _scheduler(pipe) is None:
         return
     plan.guider = lambda: getattr(pipe, "guider", None)
-    last_act = "maybe_free_model_hooks"
-    tells_end = last_act in inspect.unwrap(type(pipe).__call__).__code__.co_names
+    tells_end = _tells_end(pipe)
     if plan.loop is not None:
         # The sampler runs copies of the pipeline with schedulers of their own, and drives the clock itself.
         if hasattr(pipe, "check_inputs"):
             methods.replace(pipe, "check_inputs", lambda method: _before(method, plan.check_loop))
         if tells_end:
-            methods.replace(pipe, last_act, lambda method: _ending(plan, method))
+            methods.replace(pipe, _LAST_ACT, lambda method: _ending(plan, method))
         return
     plan.clock.driven = True
+    plan.callers = Callers(pipe, plan.clock, lambda other: _watch_end(plan, other, methods))
     plan.follow_scheduler = lambda: _follow_scheduler(plan, pipe, methods)
     _follow_scheduler(plan, pipe, methods)
     if hasattr(pipe, "prepare_latents"):
@@ -52,11 +56,26 @@ def follow_pipeline(
     if tells_end:
         if hasattr(pipe, "check_inputs"):  # the first step of a call; the previous call may have ended in an error
             methods.replace(pipe, "check_inputs", lambda method: _before(method, plan.end_call))
-        # Pipelines call it when they are done: a refiner's first half makes fewer steps than its scheduler has.
-        methods.replace(pipe, last_act, lambda method: _after(_ending(plan, method), plan.end_call))
+        methods.replace(pipe, _LAST_ACT, lambda method: _after(_ending(plan, method), plan.end_call))
     decoder = getattr(getattr(pipe, "vae", None), "decoder", None)
     if decoder is not None and shares_decoder and plan.mesh.axis("data").size > 1:
         hooks.add(decoder, _decoder_hook(plan, decoder), "data")
+
+
+def _tells_end(pipe: Any) -> bool:
+    """Says whether the call of a pipeline ends with a method that can be noticed."""
+    return _LAST_ACT in inspect.unwrap(type(pipe).__call__).__code__.co_names
+
+
+def _watch_end(plan: PlanState, other: Any, methods: ReplacedMethods) -> None:
+    """Ends a generation that another pipeline has begun when that one's call ends."""
+
+    def end() -> None:
+        methods.restore(other)
+        plan.end_call()
+
+    if _tells_end(other) and not methods.holds(other):
+        methods.replace(other, _LAST_ACT, lambda method: _after(method, end))
 
 
 def _scheduler(pipe: Any) -> Any:
@@ -71,14 +90,15 @@ def _follow_scheduler(plan: PlanState, pipe: Any, methods: ReplacedMethods) -> N
     scheduler = _scheduler(pipe)
     if plan.scheduler is scheduler:
         return
-    is_late = plan.scheduler is not None
+    # Its timesteps were set before the plan followed it; but not for another pipeline's call.
+    is_late = plan.scheduler is not None and plan.callers is not None and plan.callers.now() in (None, pipe)
     plan.scheduler, follower = scheduler, _SchedulerFollower(plan)
     methods.replace(scheduler, "set_timesteps", follower.begin, follower.begin_copy)
     methods.replace(scheduler, "step", follower.advance, follower.advance_copy)
     if not hasattr(pipe, "prepare_latents") and hasattr(scheduler, "scale_model_input"):
         # The pipeline draws its latents inline, as DiT's does: here they are seen first.
         methods.replace(scheduler, "scale_model_input", lambda method: _sharing_argument(plan, method))
-    if is_late:  # its timesteps were set before the plan followed it
+    if is_late:
         plan.clock.begin(scheduler.timesteps.tolist(), _levels(scheduler))
 
 
@@ -111,10 +131,11 @@ class _SchedulerFollower:
         def advance_after(*args: Any, **kwargs: Any) -> Any:
             result = step(*args, **kwargs)
             clock = self.plan.clock
-            if clock.step == 0:
+            if clock.step == 0 and not clock.is_followed:
                 # Schedulers take the timestep in different positions.
                 clock.begun_at(signature.bind(*args, **kwargs).arguments["timestep"])
-            if clock.is_called:  # some pipelines call the scheduler twice per call of the model
+            # Some pipelines call the scheduler twice per call of the model.
+            if clock.is_called and not clock.is_followed:
                 self._end_step()
             return result
 
@@ -123,7 +144,7 @@ class _SchedulerFollower:
     def advance_copy(self, step: Method) -> Method:
         def end_together() -> None:
             # A scheduler per frame: all of them together make one step, after the model's calls for it.
-            if self.plan.clock.is_called:
+            if self.plan.clock.is_called and not self.plan.clock.is_followed:
                 self._end_step()
 
         return _after(step, end_together)

@@ -12,7 +12,7 @@ from torch import nn
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.model_folders import DENOISERS
-from partsong.parallel.adapters import adapter_for
+from partsong.parallel.adapters import Adapter, adapter_for
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.hooks.replaced_method import ReplacedMethods
 from partsong.parallel.plan.changes import Renewal, watch_changes, without_model_offload
@@ -29,7 +29,9 @@ from partsong.parallel.strategy import Coder, Strategy, mesh_for, own_loop, refu
 __all__ = ["Plan", "parallelize"]
 
 
-def parallelize(pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = None) -> Plan:
+def parallelize(
+    pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = None, adapter: Adapter | None = None
+) -> Plan:
     """Attaches strategies to a diffusers pipeline, or to a transformer or autoencoder of one.
 
     The object stays the user's: hooks are put on it, and `Plan.undo` takes them off without a trace. Call the
@@ -40,13 +42,16 @@ def parallelize(pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = 
         pipe_or_module: an unmodified diffusers pipeline, its transformer, or its autoencoder for `ParallelVae` only.
         *strategies: one or more strategies on different mesh axes.
         mesh: the ranks; None makes a mesh that gives each strategy its degree.
+        adapter: what partsong has to know of a model of your own (docs/own-model.md); ``model`` is its class name. The
+            first call with each number of samples is compared with that of one rank, and refused if they differ.
+            None takes the row that partsong has, or infers one.
 
     Returns:
         The plan, usable as a context manager that undoes itself.
 
     Raises:
-        ArgumentTypeError: not a pipeline or module.
-        ArgumentError: degrees and ranks do not fit.
+        ArgumentTypeError: not a pipeline or module, or not an `Adapter`.
+        ArgumentError: degrees and ranks do not fit, or the adapter names what the model does not have.
         UnsupportedError: an architecture or a combination without a correct parallel form.
 
     Example:
@@ -60,14 +65,14 @@ def parallelize(pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = 
         'exact'
     """
     bare = isinstance(pipe_or_module, nn.Module) and strategies and not any(s.denoises for s in strategies)
-    modules = [] if bare else _denoisers(pipe_or_module)
+    modules = [] if bare else _denoisers(pipe_or_module, adapter)
     if mesh is None:
         world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
         mesh, owned = Mesh(**mesh_for(strategies, world)), True
     else:
         owned = False
         _check_against(mesh, strategies)
-    return Plan(pipe_or_module, modules, strategies, mesh, owns_mesh=owned)
+    return Plan(pipe_or_module, modules, strategies, mesh, owns_mesh=owned, adapter=adapter)
 
 
 class Plan(PlanState):
@@ -86,10 +91,17 @@ class Plan(PlanState):
     """
 
     def __init__(
-        self, target: Any, modules: list[nn.Module], strategies: tuple[Strategy, ...], mesh: Mesh, *, owns_mesh: bool
+        self,
+        target: Any,
+        modules: list[nn.Module],
+        strategies: tuple[Strategy, ...],
+        mesh: Mesh,
+        *,
+        owns_mesh: bool,
+        adapter: Adapter | None = None,
     ) -> None:
         refuse_shares(strategies, mesh.degrees, mesh.shares)
-        super().__init__(strategies, mesh)
+        super().__init__(strategies, mesh, adapter)
         self.target, self._modules, self._owns_mesh = target, modules, owns_mesh
         self._hooks, self._methods = HookSet(), ReplacedMethods()
         self.denoisers: list[Denoiser] = []
@@ -221,11 +233,27 @@ class Plan(PlanState):
             under.abandon()
 
 
-def _denoisers(target: Any) -> list[nn.Module]:
-    if isinstance(target, nn.Module):
-        _refuse_compiled(target)
-        adapter_for(target)
-        return [target]
+def _denoisers(target: Any, given: Adapter | None) -> list[nn.Module]:
+    modules = [target] if isinstance(target, nn.Module) else _parts(target)
+    for module in modules:
+        _refuse_compiled(module)
+    if given is not None:
+        _check_given(given, modules)
+    for module in modules:
+        adapter_for(module, given)
+    return modules
+
+
+def _check_given(given: Adapter, modules: list[nn.Module]) -> None:
+    if not isinstance(given, Adapter):
+        raise ArgumentTypeError(f"adapter={given!r} is not a row; give a partsong.parallel.Adapter")
+    names = [type(module).__name__ for module in modules]
+    if given.model not in names:
+        raise ArgumentError(f"the adapter is for a model={given.model!r}, and this one is {' and '.join(names)}")
+
+
+def _parts(target: Any) -> list[nn.Module]:
+    """Lists the denoisers of a pipeline."""
     if not hasattr(target, "components"):
         raise ArgumentTypeError(
             f"parallelize() takes a diffusers pipeline or a transformer module, not {type(target).__name__}"
@@ -238,9 +266,6 @@ def _denoisers(target: Any) -> list[nn.Module]:
     else:
         held = ", ".join(sorted(name for name, part in target.components.items() if isinstance(part, nn.Module)))
         raise UnsupportedError(f"{type(target).__name__} has no denoiser to parallelize; it holds {held}")
-    for module in modules:
-        _refuse_compiled(module)
-        adapter_for(module)
     return modules
 
 

@@ -10,9 +10,11 @@ from torch import nn
 
 from partsong import ledger
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import TOKEN_AXES, Stage
 from partsong.parallel.exchange.borders import SyncBorders
 from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.plan.callers import Callers
 from partsong.parallel.plan.seen import Seen
 from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.ranks.noise import share_random_state
@@ -27,6 +29,7 @@ class PlanState:
     Args:
         strategies: what is attached.
         mesh: the ranks.
+        adapter: a caller's row for the model; None where there is none.
 
     Attributes:
         kind: ``exact``, ``bounded`` or ``approximate``.
@@ -40,13 +43,14 @@ class PlanState:
         guider: returns the guidance of a modular pipeline; None where it has none.
         is_ending: whether the pipeline's call is cleaning up.
         lent: the modules of the pipeline's other parts, some of which may be a denoiser's own.
+        callers: tells calls of the pipeline from others; None where no scheduler drives the clock.
         loop: the strategy whose own sampling loop must be used; None where the pipeline's own call samples.
         blocks_gradients: names of the strategies at work that do not pass gradients on; empty where all do.
         rounds: how that loop shares points of the trajectory out over ranks; None where it does not.
     """
 
-    def __init__(self, strategies: tuple[Strategy, ...], mesh: Mesh) -> None:
-        self.strategies, self.mesh = strategies, mesh
+    def __init__(self, strategies: tuple[Strategy, ...], mesh: Mesh, adapter: Adapter | None = None) -> None:
+        self.strategies, self.mesh, self.adapter = strategies, mesh, adapter
         self.kind: Kind = combined_kind(strategies)
         self.clock, self.seen = StepClock(), Seen()
         working = [s for s in strategies if s in at_work(strategies, mesh) or (s.denoises and not s.axes)]
@@ -61,6 +65,7 @@ class PlanState:
         self.finished: list[tuple[int, ...]] = []
         self.guider: Callable[[], Any] = lambda: None
         self.is_ending = False
+        self.callers: Callers | None = None
         self._in_loop, self._is_new_call = False, True
 
     def stages(self, clock: StepClock | None = None) -> list[Stage]:
@@ -86,6 +91,14 @@ class PlanState:
         chosen = (borders for s in self.strategies if (borders := s.borders(axis, clock or self.clock)) is not None)
         return next(chosen, None) or SyncBorders(axis)
 
+    def enter(self, timestep: Any) -> None:
+        """Notes a call of a denoiser. One of another pipeline, or of a user's loop, is placed by its timestep."""
+        if self.callers is not None and not self.callers.are_led() and self.callers.follow(timestep):
+            self.clock.is_over = True
+            self.begin_call()
+            self._is_new_call = False
+        self.clock.enter(timestep)
+
     def begin_call(self) -> None:
         """Forgets what the last call of the pipeline shared; does nothing in the middle of a call."""
         if self.clock.is_over or not self.tells_end:
@@ -105,7 +118,10 @@ class PlanState:
 
     def end_call(self) -> None:
         """Notes that the pipeline's call is over."""
+        if self.clock.is_followed and not self.clock.is_over:
+            self.clock.advance()  # no scheduler has ended the last step
         self.clock.is_over = self.clock.step > 0 or bool(self.finished)
+        self.clock.end()
 
     def end_part(self) -> None:
         """Remembers what the steps so far have sent."""

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from partsong.errors import PartsongError, UnsupportedError
+from partsong.parallel.adapters import Adapter
 from partsong.parallel.hooks.model_hooks import HookSet, samples_of
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.mesh import Axis
@@ -23,16 +24,25 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-3, torc
 
 
 def verified(
-    everyone: Axis, module: nn.Module, hooks: HookSet, named: dict[str, Any], shared: Callable[[dict[str, Any]], Any]
+    everyone: Axis,
+    alone: Callable[..., Any],
+    adapter: Adapter,
+    hooks: HookSet,
+    named: dict[str, Any],
+    shared: Callable[[dict[str, Any]], Any],
+    *,
+    tells: bool,
 ) -> Any:
     """Makes a call under hooks and compares it with the same call without them.
 
     Args:
         everyone: all ranks; they reach the same verdict.
-        module: the model.
+        alone: calls the model with arguments by name.
+        adapter: the row.
         hooks: what to lift for the serial call.
         named: the arguments of the call.
         shared: makes the call under hooks.
+        tells: whether an inferred row is told of.
 
     Returns:
         The output of the call under hooks.
@@ -40,8 +50,12 @@ def verified(
     Raises:
         UnsupportedError: the call under hooks fails, or the two differ by more than rounding on some rank.
     """
-    name = type(module).__name__
-    wrong = f"{name} has no row, and the one inferred from its structure is wrong"
+    name, wrong = adapter.model, f"the adapter given for {adapter.model} is wrong"
+    if adapter.inferred:
+        wrong = f"{name} has no row, and the one inferred from its structure is wrong"
+    instead = (
+        "give parallelize() a row with adapter=" if adapter.whole is not None else "use CfgParallel or DataParallel"
+    )
     try:
         output = shared(named)
     except PartsongError:
@@ -49,11 +63,13 @@ def verified(
     except Exception as problem:
         # The layer's own error is chained below; the user needs to know what to do.
         raise UnsupportedError(
-            f"{wrong}: a layer cannot compute with a part of the tokens ({type(problem).__name__}); use CfgParallel or "
-            "DataParallel"
+            f"{wrong}: a layer cannot compute with a part of the {'input' if adapter.whole else 'tokens'} "
+            f"({type(problem).__name__}); {instead}"
         ) from problem
     with hooks.lifted():
-        expected = samples_of(module(**named))
+        expected = samples_of(alone(**named))
+    if not expected:
+        raise UnsupportedError(f"{name} returns {type(output).__name__}, in which no sample is found; return a tensor")
     pairs = zip(samples_of(output), expected, strict=True)
     apart = max(_difference(got, want) for got, want in pairs)
     worst = max(row[0] for row in agree(everyone, [apart], name="check of an inferred row"))
@@ -61,9 +77,9 @@ def verified(
     if not worst <= allowed:
         raise UnsupportedError(
             f"{wrong}: its first call differs from one rank's by {worst:.1e} where rounding explains {allowed:.0e}; "
-            "use CfgParallel or DataParallel"
+            f"{instead}"
         )
-    if everyone.index == 0:
+    if everyone.index == 0 and adapter.inferred and tells:
         logger.warning(
             "%s has no row: one was inferred, and its first call agrees with one rank's to %.1e", name, worst
         )

@@ -110,14 +110,19 @@ class CachedBlocks:
         self._shape: Any = None
         self._on_computed: list[Callable[[Added], None]] = []
         self.clock.on_begin(self.reset)
+        self.clock.on_end(self.forget)
 
     def reset(self) -> None:
         """Forgets the last generation."""
-        for branch in list(self._memories):
-            self._forget(branch)
+        self.forget()
         self.decisions.clear()
         self._postponed = []
         self.computed = self.skipped = self.evaluations = 0
+
+    def forget(self) -> None:
+        """Forgets what the blocks added in its steps."""
+        for branch in list(self._memories):
+            self._forget(branch)
 
     def attach(self, hooks: HookSet) -> None:
         """Puts the hooks on, before those that cut, which must be outside of them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -139,10 +138,8 @@ class WeightColumns(Shards):
             # The heads' dim is before that of the tokens, or after it.
             return tensor.narrow(1 if tensor.ndim == 4 else -2, first, count)
 
-        holders = [named, named.get("kwargs", {})]
-        for holder, name in itertools.product(holders, turns.names):
-            if holder.get(name) is not None:
-                holder[name] = tree_map(narrowed, holder[name])
+        given = [name for name in turns.names if named.get(name) is not None]
+        named |= {name: tree_map(narrowed, named[name]) for name in given}
 
     def _cut_outputs(self, part: Part, columns: Columns, hooks: HookSet) -> None:
         for layer in writers_of(columns.layer):

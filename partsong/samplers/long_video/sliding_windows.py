@@ -13,6 +13,8 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.adapters import ADAPTERS, Frames
+from partsong.parallel.hooks.arguments import AsCalled
+from partsong.parallel.hooks.model_hooks import as_called
 from partsong.samplers.long_video.frame_rotary import FrameRotary
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
 
@@ -48,7 +50,7 @@ def sliding_windows(pipe: Any, *, window: int = 16, stride: int = 8, **arguments
         event = call.send()
         while not isinstance(event, Finished):
             if isinstance(event, Denoise):
-                event = call.send(_answer(module, event.arguments, dim, window, stride))
+                event = call.send(_answer(as_called(module, event.positions), event.arguments, dim, window, stride))
             else:
                 assert isinstance(event, Stepped)
                 event = call.send(event.latents)
@@ -77,11 +79,11 @@ def _denoiser(pipe: Any) -> tuple[str, int]:
     return name, frames.dim
 
 
-def _answer(module: Any, arguments: dict[str, Any], dim: int, window: int, stride: int) -> tuple[Tensor]:
+def _answer(model: AsCalled, arguments: dict[str, Any], dim: int, window: int, stride: int) -> tuple[Tensor]:
     latents: Tensor = arguments["hidden_states"]
     total = latents.shape[dim]
     if total <= window:
-        return module(**{**arguments, "return_dict": False})
+        return model(**{**arguments, "return_dict": False})
     last = total - window
     sums = torch.zeros_like(latents, dtype=torch.promote_types(latents.dtype, torch.float32))
     weights = sums.new_zeros(total)
@@ -90,7 +92,7 @@ def _answer(module: Any, arguments: dict[str, Any], dim: int, window: int, strid
     weight = torch.minimum(place, window + 1 - place).to(sums)
     for start in sorted({*range(0, last, stride), last}):
         part = latents.narrow(dim, start, window)
-        seen = module(**{**arguments, "hidden_states": part, "return_dict": False})[0]
+        seen = model(**{**arguments, "hidden_states": part, "return_dict": False})[0]
         sums.narrow(dim, start, window).add_(seen * weight.view(shape))
         weights[start : start + window] += weight
     return ((sums / weights.view(shape)).to(latents.dtype),)

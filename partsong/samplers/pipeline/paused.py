@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partsong.parallel.hooks.arguments import ArgumentNames
 from partsong.parallel.hooks.model_hooks import kept_arguments, signature_of
 from partsong.parallel.hooks.replaced_method import Method, replace_method
 
@@ -35,9 +36,11 @@ class Denoise:
 
     Attributes:
         arguments: of the call, by name.
+        positions: names of those that came by position.
     """
 
     arguments: dict[str, Any]
+    positions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class PausedCall:
         denoiser: name of the component to stop at, ``transformer`` or ``unet``.
         arguments: of the pipeline's call.
         decodes: False ends the call before it decodes its latents.
+        note_positions: is told at every call of the denoiser which arguments came by position.
 
     Attributes:
         pipe: the copy that is called.
@@ -99,14 +103,22 @@ class PausedCall:
         >>> #         event = call.send(answer)
     """
 
-    def __init__(self, pipe: Any, denoiser: str, arguments: Mapping[str, Any], *, decodes: bool = True) -> None:
+    def __init__(
+        self,
+        pipe: Any,
+        denoiser: str,
+        arguments: Mapping[str, Any],
+        *,
+        decodes: bool = True,
+        note_positions: Callable[[tuple[str, ...]], None] = lambda names: None,
+    ) -> None:
         self.pipe = copy.copy(pipe)
         self.event: Event | None = None
         self._arguments = dict(arguments)
         self._random = _RandomState(self._arguments, _device(pipe))
         self._events: SimpleQueue[Event | _Failed] = SimpleQueue()
         self._answers: SimpleQueue[Any] = SimpleQueue()
-        self._closing = False
+        self._closing, self._note_positions = False, note_positions
         self._thread: threading.Thread | None = None
         # Bypasses the pipeline's own __setattr__, which would register the copies in its configuration.
         parts = vars(self.pipe)
@@ -190,10 +202,12 @@ class PausedCall:
         return answer
 
     def _paused_denoiser(self, module: nn.Module) -> nn.Module:
-        signature = signature_of(module)
+        names = ArgumentNames(signature_of(module))
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return self._pause(Denoise(kept_arguments(signature.bind(*args, **kwargs).arguments)))
+            positions = names.positions(args)
+            self._note_positions(positions)
+            return self._pause(Denoise(kept_arguments(names.of(args, kwargs)), positions))
 
         # The user's own hooks and compiled code belong to the real module, which the driver calls.
         bare: dict[str, Any] = {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}

@@ -43,9 +43,9 @@ def call_pipeline(
         decodes: False ends the call before it decodes its latents.
         shows_progress: False hides its bar, where another call shows one already.
     """
-    denoiser = plan.denoisers[0].module
-    name = next(name for name, part in plan.target.components.items() if part is denoiser)
-    call = PausedCall(plan.target, name, arguments, decodes=decodes)
+    denoiser = plan.denoisers[0]
+    name = next(name for name, part in plan.target.components.items() if part is denoiser.module)
+    call = PausedCall(plan.target, name, arguments, decodes=decodes, note_positions=denoiser.note_positions)
     if not shows_progress and hasattr(call.pipe, "set_progress_bar_config"):
         call.pipe.set_progress_bar_config(disable=True)
     return call

@@ -12,6 +12,7 @@ import torch
 from partsong.errors import DistributedError, PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh
+from partsong.parallel.hooks.model_hooks import as_called
 from partsong.serving.messages import JobWork, Spent
 from partsong.serving.ranks.orders import Orders, compare_ranks, share_failures
 from partsong.serving.ranks.outcome import TurnOutcome
@@ -106,7 +107,7 @@ class Floor:
         named = joined.join([job.arguments for job in jobs], nums) if len(jobs) > 1 else jobs[0].arguments
         try:
             with torch.no_grad():
-                output = self._model.denoiser(**named)
+                output = as_called(self._model.denoiser, jobs[0].positions)(**named)
         except DistributedError:  # another rank is gone, and this one cannot continue
             raise
         except PartsongError as error:  # refused on all ranks alike

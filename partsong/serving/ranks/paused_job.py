@@ -33,6 +33,7 @@ class PausedJob:
     Attributes:
         work: the job.
         arguments: of the pending call of the denoiser, or of the last one.
+        positions: names of those that came by position.
         calls: how many calls of the denoiser the current step has made.
         step: steps made.
         steps: steps in all; 0 before the first call of the denoiser.
@@ -53,6 +54,7 @@ class PausedJob:
         self.latents: Any = None
         self.images: Any = None
         self.arguments: dict[str, Any] = {}
+        self.positions: tuple[str, ...] = ()
         self._decodes = decodes
         self._name = type(model.pipe).__name__
         self._call = PausedCall(model.pipe, model.part, call_arguments(model, work), decodes=decodes)
@@ -93,7 +95,7 @@ class PausedJob:
                 self.step, self.calls, self.latents = self.step + 1, 0, event.latents
                 event = self._call.send(event.latents)
             if isinstance(event, Denoise):
-                self.arguments = event.arguments
+                self.arguments, self.positions = event.arguments, event.positions
             elif self._decodes:
                 self.images = getattr(event.output, "images", None)
                 write_output(event.output, self.work)
