@@ -32,7 +32,8 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
 
     Raises:
         ArgumentTypeError: the plan holds a bare module, or a prompt is not text.
-        ArgumentError: the pipeline has no such argument, or gets a word where it takes a number or a boolean.
+        ArgumentError: the pipeline has no such argument, or gets a word where it takes a number or a boolean; or the
+            plan was undone.
         UnsupportedError: a journal is asked of a strategy that keeps none, or a strategy's loop is not registered.
 
     Example:
@@ -114,6 +115,7 @@ def _checked(plan: Plan, arguments: Mapping[str, Any], name: str) -> Any:
         raise ArgumentTypeError(
             f"{name}() needs a plan on a pipeline; this one is on {type(pipe).__name__}, call that module itself"
         )
+    plan.check_attached()
     check_arguments(type(pipe), arguments)
     check_prompt(arguments.get("prompt"))
     return pipe

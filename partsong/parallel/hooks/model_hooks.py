@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from partsong.errors import UnsupportedError
 from partsong.parallel.hooks.arguments import ArgumentNames, AsCalled
 from partsong.parallel.hooks.call_hook import CallHook
+from partsong.parallel.hooks.kept_objects import allow_copies, keep_whole, refuse_copies
 
 if TYPE_CHECKING:
     from diffusers.hooks import HookRegistry, ModelHook
@@ -71,6 +72,7 @@ class HookSet:
             raise UnsupportedError(
                 f"this {type(module).__name__} is under another plan already; call undo() on that plan first"
             )
+        refuse_copies(module)
         registry.register_hook(cast("ModelHook", hook), PREFIX + name)
         self._placed.append((module, PREFIX + name))
         self._forwards[module, PREFIX + name] = vars(module)["forward"]
@@ -78,6 +80,9 @@ class HookSet:
     def put(self, module: nn.Module, name: str, value: Any) -> None:
         """Changes an attribute of a module, such as a weight, until `remove`."""
         self._changed.append(_Attribute(module, name, getattr(module, name), value))
+        if isinstance(value, nn.Parameter):
+            for guard in keep_whole(module, name, self._changed[-1].before):
+                self.on_remove(guard.remove)
         setattr(module, name, value)
 
     def refresh(self) -> None:
@@ -114,6 +119,7 @@ class HookSet:
             attribute.restore()
         self._changed.clear()
         for module, _ in self._placed:
+            allow_copies(module)
             if (registry := vars(module).get("_diffusers_hook")) is not None and not registry.hooks:
                 del vars(module)["_diffusers_hook"]
         self._placed.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,9 +21,10 @@ from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.cuts.unet import RowParallel
 from partsong.parallel.hooks.arguments import AsCalled
 from partsong.parallel.hooks.gradients import check_gradients, wanted_gradient
+from partsong.parallel.hooks.kept_objects import refuse_loads
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, kept_arguments, signature_of, with_samples
 from partsong.parallel.plan.checks import KnownLayers, check_device, check_given
-from partsong.parallel.plan.neighbours import check_guidance_calls, check_neighbours
+from partsong.parallel.plan.neighbours import check_guidance_calls, check_neighbours, hook_of_a_user
 from partsong.parallel.plan.seen import ModelRun, Seen, counting_flops
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
@@ -32,6 +34,8 @@ from partsong.parallel.ranks.ranges import named_range
 from partsong.parallel.strategy import Attachment, Cut, refuse
 
 __all__ = ["Denoiser"]
+
+logger = logging.getLogger(__name__)
 
 
 class Denoiser:
@@ -66,6 +70,7 @@ class Denoiser:
         self.shards = next((each for each in shares if each is not None), None)
         check_neighbours(self)
         if self.shards is not None:
+            hooks.on_remove(refuse_loads(module).remove)  # here too, so that no part is loaded before the refusal
             self.shards.attach(hooks)
         # Innermost: a cache sees this rank's cut tensors.
         attached = (strategy.attach(self, hooks) for strategy in plan.strategies)
@@ -171,12 +176,26 @@ class Denoiser:
     def _note_step(self, named: dict[str, Any], step: int) -> None:
         if step in self.seen.steps:
             return
+        if not self.seen.steps and self.checked:
+            self._warn_of_hooks()
         if len(self.seen.steps) < AGREED_STEPS and self.checked:
             check_alike(self.everyone, {name: named.get(name) for name in self.compared})
         elif self.checked and self.plan.loop is None:
             self.comparison.check()
             self.comparison.post(named[self.adapter.sample], step)
         self.seen.steps.add(step)
+
+    def _warn_of_hooks(self) -> None:
+        """Says once that a user's forward hook does not see all there is."""
+        if self.plan.warned or (hook := hook_of_a_user(self.module)) is None:
+            return
+        self.plan.warned = True
+        logger.warning(
+            "the forward hook %s of %s sees only what its own rank computes under %s, such as its tokens or samples",
+            hook,
+            self.adapter.model,
+            " and ".join(type(strategy).__name__ for strategy in self.strategies),
+        )
 
     def splits(self, named: Mapping[str, Any]) -> bool:
         """Says whether the samples of a call are shared out."""

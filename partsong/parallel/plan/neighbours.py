@@ -12,7 +12,10 @@ from partsong.parallel.protocols import Attachment, Cut, Shards
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.strategy import Strategy
 
-__all__ = ["Hooked", "check_guidance_calls", "check_neighbours", "refused_change"]
+__all__ = ["Hooked", "check_guidance_calls", "check_neighbours", "hook_of_a_user", "refused_change"]
+
+#: Packages whose hooks on layers know what they do.
+_KNOWN_HOOKS = ("partsong", "torch", "accelerate", "diffusers", "peft", "torchao")
 
 #: Caches that compare results with earlier ones: ranks would see different parts of them.
 _COMPARING = ("FirstBlockCacheConfig", "SeaCacheConfig")
@@ -51,6 +54,18 @@ def check_neighbours(denoiser: Hooked) -> None:
         reason = reason or _casting_reason(denoiser)
     if reason is not None:
         raise UnsupportedError(f"{type(denoiser.module).__name__}: {reason}")
+
+
+def hook_of_a_user(module: nn.Module) -> str | None:
+    """Names a user's forward hook on a layer inside a model, and the layer; None where there is none."""
+    for name, layer in module.named_modules():
+        for hook in (*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()) if name else ():
+            function: Any = getattr(hook, "func", hook)
+            owner = getattr(function, "__module__", None) or type(function).__module__
+            if owner.partition(".")[0] not in _KNOWN_HOOKS:
+                called = getattr(function, "__qualname__", type(function).__name__)
+                return f"{called} on {name}"
+    return None
 
 
 def check_guidance_calls(module: nn.Module, guider: Any, names: str) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.model_folders import DENOISERS
 from partsong.parallel.adapters import Adapter, adapter_for
+from partsong.parallel.hooks.kept_objects import allow_copies, refuse_copies
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.hooks.replaced_method import ReplacedMethods
 from partsong.parallel.plan.changes import Renewal, watch_changes, without_model_offload
@@ -104,6 +105,8 @@ class Plan(PlanState):
         super().__init__(strategies, mesh, adapter)
         self.target, self._modules, self._owns_mesh = target, modules, owns_mesh
         self._hooks, self._methods = HookSet(), ReplacedMethods()
+        components = {} if isinstance(target, nn.Module) else target.components
+        self._parts = {name: part for name, part in components.items() if any(part is each for each in modules)}
         self.denoisers: list[Denoiser] = []
         self.controlnets: list[ControlNet] = []
         self.coders: list[Coder] = []
@@ -112,6 +115,7 @@ class Plan(PlanState):
     def _put_on(self) -> None:
         """Puts every hook on the models' present layers."""
         self.denoisers, self.controlnets, self.coders = [], [], []
+        self.is_undone = False
         try:
             check_adapters(self.mesh.axis(*AXES), self._modules)
             with without_model_offload(self.target):
@@ -119,6 +123,8 @@ class Plan(PlanState):
             owners = [*self._modules] if isinstance(self.target, nn.Module) else [self.target, *self._modules]
             renewal = Renewal(self._take_off, self._put_on, self._refuses_change, lambda: self.is_ending)
             watch_changes(renewal, owners, self._methods)
+            refuse_copies(self.target)
+            self._hooks.on_remove(lambda: allow_copies(self.target))
         except BaseException:
             self.abandon()
             self.undo()
@@ -126,7 +132,7 @@ class Plan(PlanState):
 
     def _attach(self) -> None:
         target, strategies = self.target, self.strategies
-        others = [part for part in self._parts() if part not in self._modules]
+        others = [part for part in self._models() if part not in self._modules]
         self.lent = frozenset(module for part in others for module in part.modules())
         for module in self._modules:
             self.denoisers.append(Denoiser(self, module, self._hooks))
@@ -165,13 +171,27 @@ class Plan(PlanState):
         for denoiser in self.denoisers:
             denoiser.has_shares = bool(self.controlnets)
 
-    def _parts(self) -> Iterator[nn.Module]:
-        return single_parts({} if isinstance(self.target, nn.Module) else self.target.components)
+    def _models(self) -> Iterator[nn.Module]:
+        return single_models({} if isinstance(self.target, nn.Module) else self.target.components)
+
+    def check_parts(self) -> None:
+        """Refuses a pipeline whose denoiser is not the one under this plan any more.
+
+        Raises:
+            UnsupportedError: names the part that was replaced.
+        """
+        for name, module in self._parts.items():
+            now = getattr(self.target, name)
+            if module not in (now, getattr(now, "_orig_mod", now)):
+                raise UnsupportedError(
+                    f"the {name} of this {type(self.target).__name__} was replaced after parallelize(), and the new "
+                    "one would run whole on every rank; call undo() and parallelize() again"
+                )
 
     def _keep_from_others(self) -> None:
         """Keeps the hooks out of calls of other parts of the pipeline, such as a ControlNet that shares layers."""
         hooked = {under.module for under in (*self.denoisers, *self.controlnets)}
-        for part in self._parts():
+        for part in self._models():
             if part not in hooked:
                 self._hooks.keep_from(part)
 
@@ -208,6 +228,7 @@ class Plan(PlanState):
 
     def undo(self) -> None:
         """Waits for pending messages and takes every hook off; may be called again."""
+        self.is_undone = True
         try:
             self._take_off()
         finally:
@@ -216,6 +237,7 @@ class Plan(PlanState):
                 self._owns_mesh = False
 
     def __enter__(self) -> Plan:
+        self.check_attached()
         return self
 
     def __exit__(

@@ -44,6 +44,8 @@ class PlanState:
         is_ending: whether the pipeline's call is cleaning up.
         lent: the modules of the pipeline's other parts, some of which may be a denoiser's own.
         callers: tells calls of the pipeline from others; None where no scheduler drives the clock.
+        is_undone: whether the plan was taken off for good.
+        warned: whether it was said that a user's hook sees a part only.
         loop: the strategy whose own sampling loop must be used; None where the pipeline's own call samples.
         blocks_gradients: names of the strategies at work that do not pass gradients on; empty where all do.
         rounds: how that loop shares points of the trajectory out over ranks; None where it does not.
@@ -64,7 +66,8 @@ class PlanState:
         self.follow_scheduler: Callable[[], None] = lambda: None
         self.finished: list[tuple[int, ...]] = []
         self.guider: Callable[[], Any] = lambda: None
-        self.is_ending = False
+        self.is_ending, self.is_undone = False, False
+        self.warned = False
         self.callers: Callers | None = None
         self._in_loop, self._is_new_call = False, True
 
@@ -108,8 +111,17 @@ class PlanState:
             self.seen.decoded.clear()
             self.seen.state_bytes = self.seen.check_bytes = 0
 
+    def check_attached(self) -> None:
+        """Refuses the use of a plan that was undone."""
+        if self.is_undone:
+            raise ArgumentError("this plan was undone, and nothing would be shared out; call parallelize() again")
+
+    def check_parts(self) -> None:
+        """Refuses a pipeline whose denoiser is not the one under this plan any more."""
+
     def begin_generation(self, times: list[float], levels: list[float] | None = None) -> None:
         """Begins a generation, or the next part of one where the pipeline's call is not over."""
+        self.check_parts()
         self.begin_call()
         if not self._is_new_call:
             self.end_part()
@@ -133,6 +145,7 @@ class PlanState:
 
     def begin_loop(self) -> None:
         """Begins a generation in a strategy's own loop."""
+        self.check_parts()
         self.clock.begin()
         self.seen.state_bytes = 0
         self.share_random_state()

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from partsong.errors import UnsupportedError
+from partsong.parallel.hooks.kept_objects import allow_copies, refuse_copies, refuse_loads
 from partsong.parallel.ranks.collectives import Pending, all_gather
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.pieces import WeightPiece
@@ -67,6 +68,7 @@ class TorchShards:
         self._weights = [(part, name, weight) for part, name, weight in named if weight in shared]
         self._order: list[FSDPModule] = []
         self._watches: list[Any] = []
+        self._guards: list[Any] = []
         self._placed: list[Any] = []
         self._is_freed = False
 
@@ -77,12 +79,16 @@ class TorchShards:
         gather = _Gather(self)
         for unit in self.units:
             self._placed.append(unit)
+            refuse_copies(unit)
             _put_on(unit, mesh, whole).set_custom_all_gather(gather)
             self._watches.append(unit.register_forward_pre_hook(self._note))
         # The root keeps its own weights, but blocks can be gathered ahead only below one root.
         self._placed.append(self.module)
         _put_on(self.module, mesh, whole)
         self._watches.append(self.module.register_forward_hook(self._gather_ahead))
+        for part in dict.fromkeys(part for part, _, _ in self._weights):
+            self._guards.append(part.register_state_dict_pre_hook(self._refuse_save))
+            self._guards.append(refuse_loads(part))
         self._is_freed = True
         for _, _, weight in self._weights:
             weight.data = weight.data.new_empty(0)  # the object comes back; only its memory is freed
@@ -97,8 +103,15 @@ class TorchShards:
     def begin_forward(self) -> None:
         """Begins to gather the first block, once that is known."""
         self.sent = 0
+        self._follow_casts()
         if self._order:
             self._order[0].unshard(async_op=True)
+
+    def _refuse_save(self, part: nn.Module, *named: Any) -> None:
+        raise UnsupportedError(
+            f"each rank has a share of the weights of this {type(self.module).__name__} under ShardedWeights, so they "
+            "cannot be read or saved; call undo() on every rank first"
+        )
 
     def _note(self, unit: Any, args: Any) -> None:
         """Remembers the order in which blocks are called; the check of an inferred row calls them twice."""
@@ -124,10 +137,14 @@ class TorchShards:
                 weights from, and the model refuses further calls.
         """
         self._stop_watching()
+        for guard in self._guards:
+            guard.remove()
         is_lost = self._is_freed and not self._gather_all(after_error)
         now = [getattr(part, name) for part, name, _ in self._weights]
         for module in self._placed:
             _take_off(module)
+        for unit in self.units:
+            allow_copies(unit)
         for (part, name, weight), held in zip(self._weights, now, strict=True):
             if weight.is_meta:  # read in shares: there are no whole weights to restore
                 setattr(part, name, nn.Parameter(held.data, requires_grad=weight.requires_grad))
@@ -151,9 +168,20 @@ class TorchShards:
             is_read = not any(getattr(part, name).is_meta for part, name, _ in self._weights)
             if not stopped_together(self.axis, ready=is_read):
                 return False
+        self._follow_casts()
         for unit in self.units:
             unit.unshard()
         return True
+
+    def _follow_casts(self) -> None:
+        """Drops the room for whole weights where the shares were cast or moved: torch keeps it from the first call."""
+        for group in (group for unit in self.units for group in fully_shard.state(unit)._fsdp_param_groups):
+            for weight in group.fsdp_params:
+                room, share = weight.all_gather_outputs[:1], weight.sharded_param
+                if room and (room[0].dtype, room[0].device) != (share.dtype, share.device):
+                    weight.all_gather_outputs = []
+                    del weight._unsharded_param
+                    weight.init_dtype_attrs(group.mp_policy)
 
 
 class _Gather:

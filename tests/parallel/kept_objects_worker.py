@@ -1,0 +1,136 @@
+"""Runs on every rank: what users do to a model or a pipeline under a plan besides calling it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partsong import Mesh, PartsongError, ShardedWeights, TensorParallel, Ulysses, generate, parallelize
+from partsong.parallel import Strategy, mesh_for
+from partsong.parallel.hooks.model_hooks import sample_of
+from tests.parallel.ranks import error, gathered, staying_connected
+from tests.parallel.tensor_worker import build, calls
+from tests.pipelines.cases import CASES
+
+PLANS: dict[str, tuple[Strategy, ...]] = {
+    "TensorParallel": (TensorParallel(),),
+    "ShardedWeights": (ShardedWeights(),),
+    "Ulysses": (Ulysses(),),
+}
+
+
+def _load(model: Any) -> None:
+    model.load_state_dict({name: torch.zeros_like(weight) for name, weight in build("SD3").state_dict().items()})
+
+
+ACTS: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "deepcopy of a layer": lambda model: copy.deepcopy(model.transformer_blocks[0]),
+    "pickle": pickle.dumps,
+    "load_state_dict": _load,
+    "state_dict": lambda model: model.state_dict(),
+    "state_dict of a layer": lambda model: model.transformer_blocks[0].state_dict(),
+    "save_pretrained": lambda model: _saved(model),
+    "cast": lambda model: model.float(),
+}
+
+
+def _saved(model: Any) -> dict[str, Tensor]:
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return type(model).from_pretrained(folder).state_dict()
+
+
+@staying_connected
+def acts(nproc: int) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """What comes of each act under each plan, and how far the next answers are off, under the plan and after it."""
+    results = {}
+    for name, strategies in PLANS.items():
+        with Mesh(**mesh_for(strategies, nproc)) as mesh, torch.no_grad():
+            for act in ACTS:
+                results[name, act] = gathered(_outcome(strategies, mesh, act))
+    return results
+
+
+def _outcome(strategies: tuple[Strategy, ...], mesh: Mesh, act: str) -> dict[str, Any]:
+    model, named = build("SD3"), calls("SD3")[0]
+    want, whole = sample_of(model(**named)), build("SD3").state_dict()
+    found: dict[str, Any] = {"said": "", "same": None}
+    with parallelize(model, *strategies, mesh=mesh):
+        sample_of(model(**named))
+        try:
+            given = ACTS[act](model)
+        except PartsongError as problem:
+            found["said"] = str(problem)
+        else:
+            found["same"] = isinstance(given, dict) and _is_of(given, whole)
+        found["under"] = error(_answer(model, named), want)
+    return {**found, "after": error(_answer(model, named), want)}
+
+
+def _answer(model: Any, named: dict[str, Any]) -> Tensor:
+    kind = next(model.parameters()).dtype
+    cast = {key: value.to(kind) if isinstance(value, Tensor) else value for key, value in named.items()}
+    return sample_of(model(**cast)).double()
+
+
+def _is_of(given: dict[str, Tensor], whole: dict[str, Tensor]) -> bool:
+    """Whether weights are those of a whole model, or of its first block."""
+    first = {name.removeprefix("transformer_blocks.0."): weight for name, weight in whole.items()}
+    of = whole if given.keys() == whole.keys() else {name: first[name] for name in given}
+    return all(torch.equal(weight.double(), of[name].double()) for name, weight in given.items())
+
+
+def own_hooks(nproc: int) -> list[list[str]]:
+    """What is said of a forward hook on a layer, in two calls."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    with Mesh(ulysses=nproc) as mesh, torch.no_grad():
+        model, named = build("SD3"), calls("SD3")
+        logging.getLogger("partsong").addHandler(handler)
+        with parallelize(model, Ulysses(), mesh=mesh):
+            model.register_forward_hook(lambda *_: None)  # it sees the whole call
+            model(**named[0])
+            none = len(said)
+            model.transformer_blocks[1].register_forward_hook(keep_tokens)
+            for call in (*named, named[0]):
+                model(**call)
+        return gathered([str(none), *said])
+
+
+def keep_tokens(*_: Any) -> None:
+    """Stands for a hook of a user."""
+
+
+def replaced(nproc: int) -> list[dict[str, str]]:
+    """What is said of a pipeline with another transformer, and of a plan after `undo`."""
+    with Mesh(ulysses=nproc) as mesh:
+        case = CASES["StableDiffusion3Pipeline"]
+        pipe, said = case.make(), {}
+        plan = parallelize(pipe, Ulysses(), mesh=mesh)
+        mine, pipe.transformer = pipe.transformer, case.make().transformer
+        said["replaced"] = _said(lambda: case.run(pipe))
+        pipe.transformer = mine
+        said["back"] = _said(lambda: case.run(pipe))
+        said["deepcopy"] = _said(lambda: copy.deepcopy(pipe))
+        plan.undo()
+        said["entered"] = _said(plan.__enter__)
+        said["generate"] = _said(lambda: generate(plan, prompt=""))
+        said["copied"] = _said(lambda: copy.deepcopy(pipe))
+        return gathered(said)
+
+
+def _said(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except PartsongError as problem:
+        return str(problem)
+    return ""
