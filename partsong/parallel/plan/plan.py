@@ -172,7 +172,7 @@ class Plan(PlanState):
             denoiser.has_shares = bool(self.controlnets)
 
     def _models(self) -> Iterator[nn.Module]:
-        return single_models({} if isinstance(self.target, nn.Module) else self.target.components)
+        return single_parts({} if isinstance(self.target, nn.Module) else self.target.components)
 
     def check_parts(self) -> None:
         """Refuses a pipeline whose denoiser is not the one under this plan any more.
