@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from partsong.parallel.ranks.health import DIVERGED, Heartbeat
+from partsong.parallel.ranks.health import BROKEN_OFF, DIVERGED, Heartbeat
 
 NOW = 1000.0
 
@@ -36,3 +36,10 @@ def test_only_a_closed_circle_of_waiting_ranks_is_a_deadlock(others: dict[int, s
 
 def test_a_wait_that_has_just_begun_is_no_deadlock() -> None:
     assert waiting(0, (1,), "ring", {1: "4 1 0|broadcast"}, age=DIVERGED / 2)._deadlocked_with(NOW) == []
+
+
+@pytest.mark.parametrize(("broken_off", "blamed"), [("", []), (" a call of the model", [1])])
+def test_a_rank_that_broke_off_its_work_is_waited_for_more_briefly(broken_off: str, blamed: list[int]) -> None:
+    state = f"4 1 0{broken_off}|broadcast"
+    assert BROKEN_OFF < DIVERGED / 2
+    assert waiting(0, (1,), "ring", {1: state}, age=2 * BROKEN_OFF)._deadlocked_with(NOW) == blamed

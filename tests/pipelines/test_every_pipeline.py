@@ -21,6 +21,12 @@ PRODUCT = [
 
 #: What only one case tries: windows of different shape, called one after the other, are no branches of guidance.
 ALWAYS = [(2, "LTX2DFRPipeline + tiles", "CfgParallel")]
+#: A generation in parts, pipelines in a pipeline, and an adapter of more levels than its UNet.
+ALWAYS += [(2, "SkyReelsV2DiffusionForcingVideoToVideoPipeline", "Ulysses")]
+ALWAYS += [
+    (2, "StableCascadeCombinedPipeline", "DataParallel"),
+    (2, "StableDiffusionAdapterPipeline + light", "SyncPatch"),
+]
 #: Models whose layers are cut into columns in ways of their own, or whose attention stays whole.
 OWN_COLUMNS = (
     *("AnyFlowFARPipeline", "IFPipeline", "KandinskyV22PriorPipeline", "Krea2Pipeline", "LTX2Pipeline + split rotary"),

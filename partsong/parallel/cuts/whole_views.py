@@ -28,8 +28,9 @@ def attend_at(
         scale: logit scale.
     """
     held, places = query.shape[2], places.to(query.device)
-    for dim in range(-2, 0) if mask is not None else ():
-        mask = mask.index_select(dim, places) if mask.ndim > 1 and mask.shape[dim] == held else mask
+    if mask is not None:
+        for dim in range(-min(2, mask.ndim), 0):
+            mask = mask.index_select(dim, places) if mask.shape[dim] == held else mask
     query, key, value = (tensor.index_select(2, places) for tensor in (query, key, value))
     output = attend(query, key, value, mask, scale)
     return output.new_zeros(*output.shape[:2], held, output.shape[3]).index_copy(2, places, output)

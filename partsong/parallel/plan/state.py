@@ -12,6 +12,7 @@ from partsong.parallel.attention_call import TOKEN_AXES, Stage
 from partsong.parallel.exchange.borders import SyncBorders
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.plan.seen import Seen
+from partsong.parallel.ranks.health import note_broken_off
 from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.ranks.noise import share_random_state
 from partsong.parallel.strategy import Borders, Kind, Strategy, combined_kind
@@ -87,13 +88,19 @@ class PlanState:
             self.seen.decoded.clear()
             self.seen.state_bytes = self.seen.check_bytes = 0
 
-    def begin_generation(self, times: list[float], levels: list[float] | None = None) -> None:
+    def begin_generation(self, times: list[float] | None = None, levels: list[float] | None = None) -> None:
         """Begins a generation, or the next part of one where the pipeline's call is not over."""
         self.begin_call()
         if not self._is_new_call:
             self.end_part()
         self._is_new_call = False
         self.clock.begin(times, levels)
+
+    def begin_check(self) -> None:
+        """Notes, as a call of the pipeline begins, that the last one was broken off, if it was."""
+        if not self.clock.is_over and (self.clock.step or self.clock.is_called):
+            note_broken_off(f"the pipeline's last call after step {self.clock.step}")
+        self.end_call()
 
     def end_call(self) -> None:
         """Notes that the pipeline's call is over."""
