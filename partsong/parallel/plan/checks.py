@@ -100,9 +100,9 @@ def check_same(everyone: Axis, models: Sequence[nn.Module], parts: Sequence[nn.M
     for rank, row in zip(everyone.ranks, table, strict=True):
         for name, first in table[0].items():
             if (own := row.get(name)) and first and own != first:
-                told = "" if isinstance(first[0], int) else f": {', '.join(own)} and {', '.join(first)}"
+                values = "" if isinstance(first[0], int) else f": {', '.join(own)} and {', '.join(first)}"
                 raise UnsupportedError(
-                    f"rank {rank} has other {name} than rank {everyone.ranks[0]}{told}; load the same, with the same "
+                    f"rank {rank} has other {name} than rank {everyone.ranks[0]}{values}; load the same, with the same "
                     "weights, on every rank"
                 )
 
