@@ -34,6 +34,7 @@ __all__ = [
     "Statistics",
     "Strategy",
     "at_work",
+    "check_strategies",
     "combined_kind",
     "mesh_for",
     "own_loop",
@@ -240,9 +241,28 @@ def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
         ArgumentError: the degrees do not multiply to the number of ranks, or two strategies leave theirs open.
         UnsupportedError: two strategies want the same axis.
     """
-    degrees: dict[str, int] = dict.fromkeys(AXES, 1)
+    asked = check_strategies(strategies)
+    degrees = dict.fromkeys(AXES, 1) | {axis: degree or 1 for axis, degree in asked.items()}
+    _fill(degrees, [strategy for strategy in strategies if None in strategy.wanted().values()], world_size)
+    taken = math.prod(degrees.values())
+    if "data" not in asked and world_size % taken == 0 and any(strategy.uses_all_ranks for strategy in strategies):
+        degrees["data"] = world_size // taken
+    check_degrees(degrees, world_size)
+    return degrees
+
+
+def check_strategies(strategies: Sequence[Strategy]) -> dict[str, int | None]:
+    """Refuses knobs out of bounds and strategies that do not compose, whatever their degrees.
+
+    Returns:
+        The degree that each axis is asked for; None where it is left open.
+
+    Raises:
+        ArgumentError: names the knob, or what is not a strategy.
+        UnsupportedError: two strategies want the same axis, or do not run beside each other.
+    """
+    asked: dict[str, int | None] = {}
     owner: dict[str, str] = {}
-    open_ones: list[Strategy] = []
     for strategy in strategies:
         name = type(strategy).__name__
         if not isinstance(strategy, Strategy):
@@ -251,20 +271,13 @@ def mesh_for(strategies: Sequence[Strategy], world_size: int) -> dict[str, Any]:
         for axis, degree in strategy.wanted().items():
             if axis in owner:
                 raise UnsupportedError(f"{name} and {owner[axis]} both use the mesh axis {axis!r}; drop one of them")
-            owner[axis] = name
-            degrees[axis] = degree or 1
+            owner[axis], asked[axis] = name, degree
         others = [other for other in strategies if other is not strategy and other.denoises]
         clashing = [type(other).__name__ for other in others if not strategy.composes(other)]
         if clashing:
             why = "has a loop of its own and " if strategy.has_loop else ""
             raise UnsupportedError(f"{name} {why}does not compose with {' and '.join(clashing)} yet; drop one")
-        open_ones += [strategy] if None in strategy.wanted().values() else []
-    _fill(degrees, open_ones, world_size)
-    taken = math.prod(degrees.values())
-    if "data" not in owner and world_size % taken == 0 and any(strategy.uses_all_ranks for strategy in strategies):
-        degrees["data"] = world_size // taken
-    check_degrees(degrees, world_size)
-    return degrees
+    return asked
 
 
 def _fill(degrees: dict[str, int], open_ones: list[Strategy], world_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -16,6 +17,7 @@ from partsong.parallel import Mesh, parallelize
 from partsong.parallel.ranks import health, stops
 from partsong.parallel.ranks.collectives import agree, broadcast, exchange, ring_exchange
 from tests.parallel.families import FAMILIES
+from tests.pipelines.cases import CASES
 
 VICTIM_STEP = 3
 
@@ -82,6 +84,24 @@ def fail_in_loop(victim: int, how: str, folder: str) -> None:
 
 class _LeftEarly(Exception):
     pass
+
+
+def break_off(victim: int, folder: str) -> None:
+    """The victim alone is interrupted between two steps, catches that and calls its pipeline anew."""
+
+    def interrupted(pipe: Any, step: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
+        if mesh.rank == victim:
+            with open(os.path.join(folder, str(mesh.rank)), "w") as file:
+                file.write(str(os.getpid()))
+            raise KeyboardInterrupt
+        return given
+
+    case = CASES["FluxPipeline"]
+    pipe = case.make()
+    with Mesh(ulysses=2) as mesh, parallelize(pipe, Ulysses(), mesh=mesh):
+        with contextlib.suppress(KeyboardInterrupt):
+            case.run(pipe, callback_on_step_end=interrupted)
+        case.run(pipe)
 
 
 def _fail(how: str) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from partsong import Ulysses
+from partsong import TensorParallel, Ulysses
 from partsong.errors import ArgumentError
 from partsong.parallel import Mesh, parallelize
 from partsong.parallel.ranks.collectives import agree
-from tests.parallel.families import FAMILIES
+from tests.parallel.families import FAMILIES, dit
+from tests.parallel.ranks import error
+from tests.tiny_models.weights import randomized
 
 
 def describe(mesh: Mesh, *names: str) -> tuple[tuple[int, ...], int]:
@@ -48,6 +50,7 @@ def run(nproc: int) -> list[dict[str, Any]]:
         with Mesh(patch=4) as mesh:
             seen["patch"] = describe(mesh, "patch")
     seen["plan's own mesh"] = own_mesh()
+    seen["degrees of the mesh"] = degrees_of_the_mesh() < 1e-10
     with Mesh(data=4) as mesh:
         rows: list[Any] = [None] * nproc
         dist.all_gather_object(rows, seen)
@@ -64,3 +67,12 @@ def own_mesh() -> tuple[bool, bool, str]:
             inside = dist.is_initialized()
     right = torch.allclose(got, want, rtol=1e-10, atol=1e-12)
     return right and inside, not dist.is_initialized(), repr(plan.mesh).split(";")[0]
+
+
+def degrees_of_the_mesh() -> float:
+    """How far a model is from itself under two strategies that leave their degrees to the mesh."""
+    model, named = randomized(dit(8, num_attention_heads=4)), FAMILIES["DiT"].call(8, 1, torch.float64)
+    with torch.no_grad():
+        want = model(**named).sample
+        with Mesh(tensor=2, ulysses=2) as mesh, parallelize(model, Ulysses(), TensorParallel(), mesh=mesh):
+            return error(model(**named).sample, want)

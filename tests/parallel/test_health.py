@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from partsong.parallel.ranks import health
-from partsong.parallel.ranks.health import DEPARTED, DIVERGED, SILENCE, Heartbeat
+from partsong.parallel.ranks.health import BROKEN_OFF, DEPARTED, DIVERGED, SILENCE, Heartbeat
 
 NOW = 1000.0
 
@@ -88,3 +88,10 @@ def test_a_message_that_cannot_arrive_ends_a_rank_that_does_not_wait_for_it(
 ) -> None:
     said = checked(monkeypatch, arrived, sign, age)
     assert words in said and bool(words) == bool(said)
+
+
+@pytest.mark.parametrize(("broken_off", "blamed"), [("", []), (" a call of the model", [1])])
+def test_a_rank_that_broke_off_its_work_is_waited_for_more_briefly(broken_off: str, blamed: list[int]) -> None:
+    state = f"4 1 0{broken_off}|broadcast"
+    assert BROKEN_OFF < DIVERGED / 2
+    assert waiting(0, (1,), "ring", {1: state}, age=2 * BROKEN_OFF)._deadlocked_with(NOW) == blamed

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.models.attention_processor import AttnAddedKVProcessor, AttnAddedKVProcessor2_0
 from torch import nn
 
-from partsong import DisplacedPatch, Ulysses, parallelize
+from partsong import DisplacedPatch, ParallelVae, SyncPatch, Ulysses, parallelize, predict
 from partsong.errors import UnsupportedError
 from partsong.parallel.ranks.launch import launch
 from tests import covering
 from tests.parallel import hooks_worker
-from tests.pipelines.case import Case
+from tests.pipelines.case import Case, denoisers
 from tests.pipelines.cases import CASES
+from tests.tiny_models.weights import noise
 
 FLUX: Case = CASES["FluxPipeline"]
 
@@ -108,6 +111,38 @@ def test_layers_that_changed_since_are_refused(pipe: Any) -> None:
 def test_a_compiled_wrapper_is_told_of_the_method(pipe: Any) -> None:
     with pytest.raises(UnsupportedError, match=r"call its own method compile\(\)"):
         parallelize(torch.compile(nn.Linear(2, 2)), Ulysses())
+
+
+@pytest.mark.parametrize("wrapper", [nn.DataParallel, nn.parallel.DistributedDataParallel])
+def test_a_wrapper_for_training_is_told_of_its_module(wrapper: type[nn.Module]) -> None:
+    wrapped = wrapper.__new__(wrapper)  # without the process group that its own constructor asks for
+    nn.Module.__init__(wrapped)
+    wrapped.module = nn.Linear(2, 2)
+    for strategies in ((Ulysses(),), (ParallelVae(),)):
+        with pytest.raises(UnsupportedError, match=rf"this Linear is wrapped in {wrapper.__name__}.*pass its \.module"):
+            parallelize(wrapped, *strategies)
+
+
+@pytest.mark.parametrize("kind", [AttnAddedKVProcessor, AttnAddedKVProcessor2_0])
+def test_a_processor_without_the_operator_is_refused_before_any_call(kind: type) -> None:
+    (unet,) = denoisers(CASES["IFPipeline"].make())
+    unet.set_attn_processor(kind())
+    inputs = {"sample": torch.zeros(1, 3, 16, 20), "timestep": torch.tensor([5])}
+    inputs = {name: value.double() for name, value in inputs.items()} | {
+        "encoder_hidden_states": noise(1, 5, 12, seed=1)
+    }
+    refused = pytest.raises(UnsupportedError, match=r"\(AttnAddedKVProcessor\).*which diffusers calls .*2_0")
+    with refused if kind is AttnAddedKVProcessor else nullcontext():
+        predict(unet, SyncPatch(), ranks=2, **inputs)
+
+
+def test_ranks_that_compute_in_other_types_are_told() -> None:
+    for said in launch(hooks_worker.other_types, 2):
+        assert (
+            "rank 1 has other types in its DiTTransformer2DModel than rank 0: torch.float32 and torch.float64" in said
+        )
+        assert "rank 1 makes latents of shape [2, 3] of torch.float32, rank 0 of [2, 3] of torch.float64" in said
+        assert "rank 1 was given another hidden_states than rank 0" in said
 
 
 #: Offloading and casting put wrappers of their own around layers, before or after a plan. Weights that are float32 make

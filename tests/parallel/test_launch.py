@@ -123,6 +123,14 @@ def test_a_rank_that_fails_in_mid_run_ends_the_run(
     assert run.left_nothing(nproc)
 
 
+def test_a_rank_that_alone_broke_off_a_call_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Watched(monkeypatch, tmp_path, 2, fault_worker.break_off, 1, str(tmp_path))
+    assert "has broken off the pipeline's last call after step 1" in run.text, run.everything
+    assert isinstance(run.error, RankError)
+    assert run.error.rank == 1
+    assert run.seconds < 10.0
+
+
 def test_a_rank_that_said_goodbye_is_not_waited_for() -> None:
     start = time.monotonic()
     with pytest.raises(RankError, match="rank 1.*left the run") as caught:

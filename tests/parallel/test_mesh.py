@@ -33,6 +33,7 @@ AXIS_RANKS = {
     "main": [True, False, False, False],
     "closed": [True] * 4,
     "plan's own mesh": [(True, True, "Mesh(ulysses=4")] * 4,
+    "degrees of the mesh": [True] * 4,
 }
 
 

@@ -25,6 +25,12 @@ PRODUCT = [
 ALWAYS = [(2, "LTX2DFRPipeline + tiles", "CfgParallel")]
 #: A ControlNet that borrows blocks of its denoiser calls them by itself.
 ALWAYS += [(2, "ZImageControlNetPipeline", "ShardedWeights")]
+#: A generation in parts, pipelines in a pipeline, and an adapter of more levels than its UNet.
+ALWAYS += [(2, "SkyReelsV2DiffusionForcingVideoToVideoPipeline", "Ulysses")]
+ALWAYS += [
+    (2, "StableCascadeCombinedPipeline", "DataParallel"),
+    (2, "StableDiffusionAdapterPipeline + light", "SyncPatch"),
+]
 #: Models whose layers are cut into columns in ways of their own, or whose attention stays whole.
 OWN_COLUMNS = (
     *("AnyFlowFARPipeline", "IFPipeline", "KandinskyV22PriorPipeline", "Krea2Pipeline", "LTX2Pipeline + split rotary"),

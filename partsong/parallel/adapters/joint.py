@@ -101,6 +101,10 @@ ROWS = (
             "kv_cache_mode": "the cache of reference tokens is filled by position; pass the reference picture anew "
             "each step, or use CfgParallel or DataParallel"
         },
+        refused_pipelines={
+            "_set_kv_attn_processors": "it keeps keys and values of reference tokens by position, which are not cut; "
+            "use Flux2KleinPipeline, which passes the reference picture anew each step, or CfgParallel or DataParallel"
+        },
     ),
     Adapter(
         family="QwenImage",

@@ -32,6 +32,9 @@ class CallHook:
     def __init__(self) -> None:
         self.fn_ref: Any = None
 
+    def check(self, module: nn.Module) -> None:
+        """Refuses a module that it cannot be put on; most hooks take any."""
+
     def initialize_hook(self, module: nn.Module) -> nn.Module:
         """Prepares the hook for a module that it is put on; the registry calls this first."""
         if self.uncompiled:

@@ -65,7 +65,7 @@ class HookSet:
         """Puts a hook on a module.
 
         Raises:
-            UnsupportedError: the module already carries a plan's hook of that name.
+            UnsupportedError: the module already carries a plan's hook of that name, or the hook refuses it.
         """
         registry = _registry(module)
         if registry.get_hook(PREFIX + name) is not None:
@@ -73,6 +73,7 @@ class HookSet:
                 f"this {type(module).__name__} is under another plan already; call undo() on that plan first"
             )
         refuse_copies(module)
+        hook.check(module)
         registry.register_hook(cast("ModelHook", hook), PREFIX + name)
         self._placed.append((module, PREFIX + name))
         self._forwards[module, PREFIX + name] = vars(module)["forward"]
@@ -240,11 +241,16 @@ class AroundHook(CallHook):
 _READS_IMAGE_PROMPTS = ("FluxIPAdapterAttnProcessor",)
 
 
+#: What processors from before torch 2.0, and those of xformers, compute attention by.
+_OTHER_OPERATORS = frozenset(("get_attention_scores", "memory_efficient_attention"))
+
+
 class AttentionHook(CallHook):
     """Sends the one scaled-dot-product attention inside a module's forward to `attend`.
 
     Works for every attention processor that calls ``torch.nn.functional.scaled_dot_product_attention``, as diffusers'
-    native ones do. Other processors are refused at their first call, and so are causal attention and dropout.
+    native ones do. Processors that are known to call something else are refused when the hook is put on, others at
+    their first call, and so are causal attention and dropout.
 
     Args:
         attend: is called with queries, keys, values, mask and scale in place of the operator.
@@ -262,6 +268,15 @@ class AttentionHook(CallHook):
         super().__init__()
         self.attend, self.name, self.once, self.may_skip = attend, name, once, may_skip
         self.leaves_causal = leaves_causal
+
+    def check(self, module: nn.Module) -> None:
+        """Refuses a processor that is known to compute attention without the operator."""
+        kind = type(getattr(module, "processor", None))
+        if _OTHER_OPERATORS.intersection(getattr(getattr(kind.__call__, "__code__", None), "co_names", ())):
+            raise UnsupportedError(
+                f"{self.name} ({kind.__name__}) does not compute attention by scaled_dot_product_attention, so it "
+                f"cannot be cut; set the processor of torch 2.0 first, which diffusers calls {kind.__name__}2_0"
+            )
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs the module with its attention redirected."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch.distributed as dist
@@ -14,7 +16,7 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.ranks.health import operation
 from partsong.parallel.ranks.mesh import Axis, Mesh
 
-__all__ = ["KnownLayers", "check_adapters", "check_device", "check_given"]
+__all__ = ["KnownLayers", "check_device", "check_given", "check_same"]
 
 
 class KnownLayers:
@@ -68,28 +70,40 @@ def check_given(model: str, refused: Mapping[str, str], named: Mapping[str, Any]
             raise UnsupportedError(f"{model}: {name} was given; {reason}")
 
 
-def check_adapters(everyone: Axis, models: Sequence[nn.Module]) -> None:
-    """Refuses models whose adapters, such as LoRAs, differ between ranks; raises on all ranks alike.
+def check_same(everyone: Axis, models: Sequence[nn.Module], parts: Sequence[nn.Module]) -> None:
+    """Refuses programs and models that differ between ranks, whose messages would not fit; raises on all ranks alike.
 
     Args:
         everyone: all ranks.
-        models: the models, whole.
+        models: the models, whole, whose adapters, such as LoRAs, are compared too.
+        parts: what else computes, such as text encoders; a rank may lack some.
 
     Raises:
-        UnsupportedError: names the rank and the model.
+        UnsupportedError: names the rank, what differs and how.
     """
     if everyone.dry or everyone.size == 1:
         return
+    facts: dict[str, list[Any]] = defaultdict(list)
+    for name in ("partsong", "torch", "diffusers"):
+        facts[f"version of {name}"] = [import_module(name).__version__]
+    for model in models:
+        facts[f"adapters on its {type(model).__name__}"].append(_adapter_digest(model))
+    for model in dict.fromkeys((*models, *parts)):
+        weights, name = [*model.parameters()], type(model).__name__
+        facts[f"types in its {name}"] += sorted({str(weight.dtype) for weight in weights})
+        # Weights that are read later have no device yet.
+        facts[f"devices of its {name}"] += sorted({weight.device.type for weight in weights} - {"meta"})
     # Not one of the exchanges that the ledger counts: plans are often made before there is one.
     table: list[Any] = [None] * everyone.size
-    with operation("comparison of adapters", everyone.ranks):
-        dist.all_gather_object(table, [_adapter_digest(model) for model in models], group=everyone.group)
+    with operation("comparison of what ranks run", everyone.ranks):
+        dist.all_gather_object(table, facts, group=everyone.group)
     for rank, row in zip(everyone.ranks, table, strict=True):
-        for model, own, first in zip(models, row, table[0], strict=True):
-            if own != first:
+        for name, first in table[0].items():
+            if (own := row.get(name)) and first and own != first:
+                values = "" if isinstance(first[0], int) else f": {', '.join(own)} and {', '.join(first)}"
                 raise UnsupportedError(
-                    f"rank {rank} has other adapters on its {type(model).__name__} than rank {everyone.ranks[0]}; load "
-                    "the same ones, with the same weights, on every rank"
+                    f"rank {rank} has other {name} than rank {everyone.ranks[0]}{values}; load the same, with the same "
+                    "weights, on every rank"
                 )
 
 

@@ -29,6 +29,7 @@ from partsong.parallel.plan.seen import ModelRun, Seen, counting_flops
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
 from partsong.parallel.ranks.agreement import AGREED_STEPS, Comparison, check_alike
+from partsong.parallel.ranks.health import note_broken_off
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.ranks.ranges import named_range
 from partsong.parallel.strategy import Attachment, Cut, refuse
@@ -92,7 +93,7 @@ class Denoiser:
         is_hooked = self.cut is not None or self.shards is not None or bool(self.attachments)
         self._layers = KnownLayers(module) if is_hooked else None
         self.has_shares = False
-        hooks.add(module, AroundHook(self.run, signature_of(module)), "root")
+        hooks.add(module, AroundHook(self._call, signature_of(module)), "root")
 
     def _cut(self) -> Cut | None:
         plan, mesh = self.plan, self.plan.mesh
@@ -109,6 +110,13 @@ class Denoiser:
     def note_positions(self, names: tuple[str, ...]) -> None:
         """Notes which arguments a pipeline passes by position, where a loop makes its calls with all by name."""
         self._positions = names
+
+    def _call(self, forward: AsCalled, named: dict[str, Any]) -> Any:
+        try:
+            return self.run(forward, named)
+        except BaseException:  # other ranks may wait for the rest of it
+            note_broken_off(f"a call of {self.adapter.model} in step {self.clock.step + 1}")
+            raise
 
     def run(self, forward: AsCalled, named: dict[str, Any]) -> Any:
         """Makes one call of the model on this rank."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from partsong.parallel.plan.state import PlanState
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.ranks.noise import share_latents
 
-__all__ = ["follow_pipeline"]
+__all__ = ["calling_pipeline", "follow_pipeline"]
 
 #: Pipelines call it when they are done: a refiner's first half makes fewer steps than its scheduler has.
 _LAST_ACT = "maybe_free_model_hooks"
@@ -55,11 +55,17 @@ def follow_pipeline(
     plan.tells_end = tells_end
     if tells_end:
         if hasattr(pipe, "check_inputs"):  # the first step of a call; the previous call may have ended in an error
-            methods.replace(pipe, "check_inputs", lambda method: _before(method, plan.end_call))
+            methods.replace(pipe, "check_inputs", lambda method: _before(method, plan.begin_check))
         methods.replace(pipe, _LAST_ACT, lambda method: _after(_ending(plan, method), plan.end_call))
     decoder = getattr(getattr(pipe, "vae", None), "decoder", None)
     if decoder is not None and shares_decoder and plan.mesh.axis("data").size > 1:
         hooks.add(decoder, _decoder_hook(plan, decoder), "data")
+
+
+def calling_pipeline(pipe: Any, denoisers: Sequence[nn.Module]) -> Any:
+    """Returns the pipeline whose own loop calls the denoisers: a combined pipeline holds it as a part."""
+    parts = [part for part in vars(pipe).values() if isinstance(getattr(part, "components", None), Mapping)]
+    return next((part for part in parts if {*denoisers} <= {*part.components.values()}), pipe)
 
 
 def _tells_end(pipe: Any) -> bool:
@@ -122,8 +128,13 @@ class _SchedulerFollower:
         return _after(set_timesteps, begin_generation)
 
     def begin_copy(self, set_timesteps: Method) -> Method:
-        # A scheduler per frame: only the pipeline knows how many steps there will be.
-        return _after(set_timesteps, self.plan.clock.begin)
+        def begin_part() -> None:
+            # A scheduler per frame: only the pipeline knows how many steps there will be.
+            clock = self.plan.clock
+            begin = self.plan.begin_generation if clock.step or clock.is_called else clock.begin
+            begin()
+
+        return _after(set_timesteps, begin_part)
 
     def advance(self, step: Method) -> Method:
         signature = inspect.signature(step)

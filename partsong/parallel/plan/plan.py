@@ -17,15 +17,15 @@ from partsong.parallel.hooks.kept_objects import allow_copies, refuse_copies
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.hooks.replaced_method import ReplacedMethods
 from partsong.parallel.plan.changes import Renewal, watch_changes, without_model_offload
-from partsong.parallel.plan.checks import check_adapters
+from partsong.parallel.plan.checks import check_same
 from partsong.parallel.plan.control import ControlNet, cut_controlnets, single_parts
 from partsong.parallel.plan.denoiser import Denoiser
 from partsong.parallel.plan.explain import Explanation, bytes_by_step, explain
-from partsong.parallel.plan.follow import follow_pipeline
+from partsong.parallel.plan.follow import calling_pipeline, follow_pipeline
 from partsong.parallel.plan.neighbours import refused_change
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.ranks.mesh import AXES, Mesh
-from partsong.parallel.strategy import Coder, Strategy, mesh_for, own_loop, refuse_shares
+from partsong.parallel.strategy import Coder, Strategy, check_strategies, mesh_for, own_loop, refuse_shares
 
 __all__ = ["Plan", "parallelize"]
 
@@ -65,6 +65,8 @@ def parallelize(
         ...     plan.kind
         'exact'
     """
+    if isinstance(pipe_or_module, nn.Module):
+        _refuse_wrapped(pipe_or_module)
     bare = isinstance(pipe_or_module, nn.Module) and strategies and not any(s.denoises for s in strategies)
     modules = [] if bare else _denoisers(pipe_or_module, adapter)
     if mesh is None:
@@ -117,7 +119,8 @@ class Plan(PlanState):
         self.denoisers, self.controlnets, self.coders = [], [], []
         self.is_undone = False
         try:
-            check_adapters(self.mesh.axis(*AXES), self._modules)
+            others = [] if isinstance(self.target, nn.Module) else [*single_parts(self.target.components)]
+            check_same(self.mesh.axis(*AXES), self._modules, others)
             with without_model_offload(self.target):
                 self._attach()
             owners = [*self._modules] if isinstance(self.target, nn.Module) else [self.target, *self._modules]
@@ -145,7 +148,8 @@ class Plan(PlanState):
             coder.attach(self._hooks, self.clock)
         if not isinstance(target, nn.Module):
             shares_decoder = not any(coder.decodes for coder in self.coders)
-            follow_pipeline(self, target, self._hooks, self._methods, shares_decoder=shares_decoder)
+            caller = target if self.loop is not None else calling_pipeline(target, self._modules)
+            follow_pipeline(self, caller, self._hooks, self._methods, shares_decoder=shares_decoder)
 
     def _take_off(self) -> None:
         """Waits for pending messages and takes every hook off."""
@@ -258,7 +262,7 @@ class Plan(PlanState):
 def _denoisers(target: Any, given: Adapter | None) -> list[nn.Module]:
     modules = [target] if isinstance(target, nn.Module) else _parts(target)
     for module in modules:
-        _refuse_compiled(module)
+        _refuse_wrapped(module)
     if given is not None:
         _check_given(given, modules)
     for module in modules:
@@ -297,7 +301,7 @@ def _refuse_pipeline(target: Any, denoiser: Denoiser) -> None:
             raise UnsupportedError(f"{type(target).__name__}: {reason}")
 
 
-def _refuse_compiled(module: nn.Module) -> None:
+def _refuse_wrapped(module: nn.Module) -> None:
     # The class is not imported for this: that takes as long as all of torch.
     if type(module).__name__ == "OptimizedModule":
         name = type(module._orig_mod).__name__
@@ -305,10 +309,16 @@ def _refuse_compiled(module: nn.Module) -> None:
             f"this {name} was wrapped by torch.compile(), and a plan needs the model itself; put the {name} back and "
             "call its own method compile(), before or after parallelize()"
         )
+    if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        name, wrapper = type(module.module).__name__, type(module).__name__
+        raise UnsupportedError(
+            f"this {name} is wrapped in {wrapper}, and a plan needs the model itself; pass its .module, or put that in "
+            f"the place of the {wrapper} in the pipeline"
+        )
 
 
 def _check_against(mesh: Mesh, strategies: tuple[Strategy, ...]) -> None:
-    asked = {axis: degree for s in strategies for axis, degree in s.wanted().items()}
+    asked = check_strategies(strategies)
     used = {axis for axis, degree in mesh.degrees.items() if degree > 1}
     used -= {"data"} if any(s.uses_all_ranks for s in strategies) else set()
     for axis in used - asked.keys():
@@ -316,4 +326,3 @@ def _check_against(mesh: Mesh, strategies: tuple[Strategy, ...]) -> None:
     for axis, degree in asked.items():
         if degree is not None and degree != mesh.degrees[axis]:
             raise ArgumentError(f"a strategy asks for {axis}={degree}, the mesh has {axis}={mesh.degrees[axis]}")
-    mesh_for(strategies, mesh.world_size)  # the checks on the strategies themselves

@@ -16,6 +16,7 @@ from partsong.parallel.exchange.borders import SyncBorders
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.plan.callers import Callers
 from partsong.parallel.plan.seen import Seen
+from partsong.parallel.ranks.health import note_broken_off
 from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.ranks.noise import share_random_state
 from partsong.parallel.strategy import Borders, Kind, Strategy, at_work, combined_kind
@@ -119,7 +120,7 @@ class PlanState:
     def check_parts(self) -> None:
         """Refuses a pipeline whose denoiser is not the one under this plan any more."""
 
-    def begin_generation(self, times: list[float], levels: list[float] | None = None) -> None:
+    def begin_generation(self, times: list[float] | None = None, levels: list[float] | None = None) -> None:
         """Begins a generation, or the next part of one where the pipeline's call is not over."""
         self.check_parts()
         self.begin_call()
@@ -127,6 +128,12 @@ class PlanState:
             self.end_part()
         self._is_new_call = False
         self.clock.begin(times, levels)
+
+    def begin_check(self) -> None:
+        """Notes, as a call of the pipeline begins, that the last one was broken off, if it was."""
+        if not self.clock.is_over and (self.clock.step or self.clock.is_called):
+            note_broken_off(f"the pipeline's last call after step {self.clock.step}")
+        self.end_call()
 
     def end_call(self) -> None:
         """Notes that the pipeline's call is over."""

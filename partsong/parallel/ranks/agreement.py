@@ -15,12 +15,16 @@ from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.later import Later, agree_later
 from partsong.parallel.ranks.mesh import Axis
 
-__all__ = ["AGREED_STEPS", "NUMBERS_PER_VALUE", "Comparison", "check_alike"]
+__all__ = ["AGREED_STEPS", "DTYPES", "NUMBERS_PER_VALUE", "Comparison", "check_alike"]
 
 #: First steps of a generation in which ranks compare all their inputs. Later they compare only latents.
 AGREED_STEPS = 2
 
 NUMBERS_PER_VALUE = 4
+
+#: The types of tensors. A message in another type than its receiver expects would end the process, so their numbers
+#: are compared.
+DTYPES = tuple(sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str))
 
 #: Positions after which the weights of values repeat.
 _PERIOD = 97
@@ -98,7 +102,7 @@ def _odd_one(axis: Axis, table: Sequence[Sequence[float]]) -> int | None:
 
 
 def _fingerprint(value: Any) -> Tensor:
-    """Reduces a tensor, or all tensors in a container, to four numbers that differ for other values."""
+    """Reduces a tensor, or all tensors in a container, to four numbers that differ for other values or types."""
     if isinstance(value, (list, tuple, dict)):
         items = list(value.values() if isinstance(value, dict) else value)
         prints = [_fingerprint(item) for item in items]
@@ -111,7 +115,9 @@ def _fingerprint(value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         return torch.zeros(NUMBERS_PER_VALUE, dtype=torch.float64)
     value = torch.view_as_real(value) if value.is_complex() else value
-    return _sums(value.detach().flatten())
+    sums = _sums(value.detach().flatten())
+    sums[0] += DTYPES.index(value.dtype) / len(DTYPES)  # a part of one more value
+    return sums
 
 
 def _sums(flat: Tensor) -> Tensor:

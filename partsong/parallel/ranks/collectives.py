@@ -19,7 +19,7 @@ from torch import Tensor
 
 from partsong import ledger
 from partsong.errors import ArgumentError, DistributedError
-from partsong.parallel.ranks.health import operation, watch
+from partsong.parallel.ranks.health import note_broken_off, operation, watch
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.ranges import named_range
 from partsong.parallel.ranks.shards import offsets
@@ -65,6 +65,7 @@ class Pending:
         with named_range(f"wait for {self.name}"), operation(self.name, self._peers):
             for work in self._works:
                 work.wait()
+        note_broken_off("")  # the others have gone on with this rank
         for finish in self._finish:
             finish()
         self._works, self._tensors, self._finish = [], [], []

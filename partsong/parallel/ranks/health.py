@@ -22,7 +22,7 @@ import torch.distributed as dist
 from partsong.errors import DistributedError
 from partsong.parallel.ranks.blame import ERROR_KEY
 
-__all__ = ["Heartbeat", "operation"]
+__all__ = ["Heartbeat", "note_broken_off", "operation"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,9 @@ PERIOD = 0.5
 SILENCE = 6.0
 #: Seconds within which every message that a rank sent before it left has arrived.
 DEPARTED = 4.0
-#: Seconds after which ranks waiting in different operations cannot be explained by a slow link.
-DIVERGED = 20.0
+#: Seconds after which ranks waiting in different operations cannot be explained by a slow link, and the same where one
+#: of them has broken off what it did, such as by an error that its program caught.
+DIVERGED, BROKEN_OFF = 20.0, 4.0
 _LEFT = "left the run"
 _AFTER = " after a failure in "
 
@@ -48,6 +49,8 @@ class Heartbeat:
         self.waiting = False
         self.peers: tuple[int, ...] = ()
         self.operations = 0
+        #: What this rank has broken off, until a message reaches it again.
+        self.broken_off = ""
         #: The first operation that failed here; the others can read it even after this rank has gone.
         self.failed = ""
         self.since = 0.0
@@ -91,7 +94,9 @@ class Heartbeat:
             beat, now = beat + 1, time.monotonic()
             self.awake += min(now - last, 2 * PERIOD)
             last = now
-            state = f"{self.operations} {self.waiting:d} {','.join(map(str, self.peers))}|{self.doing}"
+            state = (
+                f"{self.operations} {self.waiting:d} {','.join(map(str, self.peers))} {self.broken_off}|{self.doing}"
+            )
             if not self._write(f"{beat}|{state}"):
                 return
             self._look()
@@ -109,10 +114,12 @@ class Heartbeat:
             return
         now = self.awake
         self._check_peers(self.doing, self.peers, self.since)
-        elsewhere = self._deadlocked_with(now) if now - self.since > DIVERGED else []
+        patience = self._patience()
+        elsewhere = self._deadlocked_with(now) if now - self.since > patience else []
         if elsewhere:
-            doing = "; ".join(f"rank {r} waits in {_doing(self._states[r][0])}" for r in elsewhere)
-            self._give_up(self.doing, elsewhere, f"for {DIVERGED:.0f} s, while {doing}: the ranks made different calls")
+            others = "; ".join(f"rank {r}{self._told(r)} waits in {_doing(self._states[r][0])}" for r in elsewhere)
+            why = f"for {patience:.0f} s{self._told(self.rank)}, while {others}: the ranks made different calls"
+            self._give_up(self.doing, sorted(elsewhere, key=lambda rank: not self._broken_off(rank)), why)
 
     def _check_peers(self, name: str, peers: Sequence[int], since: float) -> None:
         silent = [rank for rank in self._seen if self.silence(rank) > SILENCE]
@@ -124,20 +131,31 @@ class Heartbeat:
         if left:
             self._give_up(name, left, f"which left the run {DEPARTED:.0f} s ago (it made fewer calls than the others)")
 
+    def _patience(self) -> float:
+        """Returns the seconds after which ranks that wait in different operations are a deadlock."""
+        return BROKEN_OFF if any(map(self._broken_off, (self.rank, *self._states))) else DIVERGED
+
+    def _broken_off(self, rank: int) -> str:
+        return self.broken_off if rank == self.rank else _fields(self._states[rank][0])[3]
+
+    def _told(self, rank: int) -> str:
+        broken_off = self._broken_off(rank)
+        return f" (which has broken off {broken_off})" if broken_off else ""
+
     def _deadlocked_with(self, now: float) -> list[int]:
         """Lists ranks that wait in another operation, if every rank this one depends on is waiting.
 
         A peer that waits for a rank that still computes is only late; then the list is empty.
         """
-        reached, open_ends = {self.rank}, list(self.peers)
+        reached, open_ends, patience = {self.rank}, list(self.peers), self._patience()
         while open_ends:
             rank = open_ends.pop()
             if rank in reached:
                 continue
             reached.add(rank)
             state, since = self._states.get(rank, ("", now))
-            _, waits, peers = (state.partition("|")[0] + "  ").split(" ")[:3]
-            if waits != "1" or now - since <= DIVERGED:
+            _, waits, peers, _ = _fields(state)
+            if waits != "1" or now - since <= patience:
                 return []
             open_ends += [int(peer) for peer in peers.split(",") if peer]
         return sorted(r for r in reached - {self.rank} if _doing(self._states[r][0]) != self.doing)
@@ -170,14 +188,14 @@ class Heartbeat:
     def computes(self, rank: int) -> bool:
         """Says whether another rank is alive and waits for nobody, as far as is known here."""
         text, (state, _) = self._seen.get(rank, ("", 0.0))[0], self._states.get(rank, ("", 0.0))
-        waits = state.partition("|")[0].split(" ")[1:2] == ["1"]
+        waits = _fields(state)[1] == "1"
         return bool(text) and not _left(text) and not waits and self.silence(rank) <= 3 * PERIOD
 
     def _give_up(self, doing: str, ranks: list[int], why: str) -> None:
         names = ", ".join(map(str, ranks))
         message = f"rank {self.rank} waits in {doing} for rank {names}, {why}; the run is ended"
         logger.critical(message)
-        self.report(message, ranks[0])
+        self.report(message, self.rank if self.broken_off else ranks[0])
         os._exit(70)
 
     def report(self, message: str, rank: int) -> None:
@@ -248,6 +266,18 @@ def operation(name: str, peers: Sequence[int] = ()) -> Iterator[None]:
 
 def _left(text: str) -> bool:
     return text.startswith(_LEFT)
+
+
+def note_broken_off(what: str) -> None:
+    """Notes what this rank has left unfinished, for ranks that wait for the rest of it; empty for nothing."""
+    if Heartbeat.current is not None:
+        Heartbeat.current.broken_off = what
+
+
+def _fields(state: str) -> list[str]:
+    """Returns a rank's number of operations, whether it waits, for which ranks, and what it has broken off."""
+    *fields, broken_off = (state.rpartition("|")[0] + "   ").split(" ", 3)
+    return [*fields, broken_off.strip()]
 
 
 def _doing(state: str) -> str:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError
+from partsong.parallel.ranks.agreement import DTYPES
 from partsong.parallel.ranks.collectives import agree, broadcast
 from partsong.parallel.ranks.mesh import Axis
 
@@ -26,14 +27,15 @@ def share_latents(everyone: Axis, latents: Tensor) -> Tensor:
         ArgumentError: the ranks make latents of different shapes. All of them refuse, since a message longer than its
             buffer would end the process.
     """
-    padded = [*latents.shape, *[0] * (SHAPE_NUMBERS - latents.ndim)]
+    padded = [*latents.shape, *[0] * (SHAPE_NUMBERS - 1 - latents.ndim), DTYPES.index(latents.dtype)]
     table = agree(everyone, padded, name="comparison of the ranks' latents")
     for rank, row in zip(everyone.ranks, table, strict=True):
         if row != table[0]:
-            shapes = [[int(size) for size in shape if size] for shape in (row, table[0])]
+            pairs = [([int(size) for size in sizes if size], DTYPES[int(type_)]) for *sizes, type_ in (row, table[0])]
+            shapes = [f"{shape} of {dtype}" for shape, dtype in pairs]
             raise ArgumentError(
                 f"rank {rank} makes latents of shape {shapes[0]}, rank {everyone.ranks[0]} of {shapes[1]}; make the "
-                "same call on every rank, with the same height, width and number of pictures"
+                "same call on every rank, with the same height, width, type and number of pictures"
             )
     return broadcast(everyone, latents.clone(), name="sharing of the first latents")
 

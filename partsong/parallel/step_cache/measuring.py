@@ -60,7 +60,7 @@ class Measuring:
         """Says whether the model gives the same results for some samples of a call as in the whole batch."""
         adapter = self.denoiser.adapter
         # Padding to the longest item, and caches that the model fills, belong to the batch as a whole.
-        if adapter.padded or adapter.per_sample or any(named.get(name) is not None for name in adapter.layered):
+        if adapter.padded or any(named.get(name) is not None for name in (*adapter.layered, *adapter.per_sample)):
             return False
         if adapter.trims_text or adapter.attends_per_sample or has_stacked_branches(self.denoiser.module):
             return False

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from diffusers import DDPMWuerstchenScheduler, StableCascadeDecoderPipeline, StableCascadePriorPipeline
+from diffusers import (
+    DDPMWuerstchenScheduler,
+    StableCascadeCombinedPipeline,
+    StableCascadeDecoderPipeline,
+    StableCascadePriorPipeline,
+)
 from diffusers.models import StableCascadeUNet
 
 from tests.pipelines.case import Case
@@ -64,7 +69,28 @@ def _latents(samples: int) -> dict[str, Any]:
     return _texts(samples) | {"image_embeddings": noise(samples, 4, 4, 6, seed=5), "output_type": "latent"}
 
 
+def _combined() -> StableCascadeCombinedPipeline:
+    prior, decoder = _prior(), _decoder()
+    return StableCascadeCombinedPipeline(
+        **_NO_TEXT,
+        decoder=decoder.decoder,
+        scheduler=decoder.scheduler,
+        vqgan=None,
+        prior_prior=prior.prior,
+        prior_text_encoder=Absent(),
+        prior_tokenizer=None,
+        prior_scheduler=prior.scheduler,
+    )
+
+
+def _both(samples: int) -> dict[str, Any]:
+    texts = _texts(samples)
+    scales = {"prior_guidance_scale": 3.0, "decoder_guidance_scale": texts.pop("guidance_scale")}
+    return texts | scales | {"prior_num_inference_steps": 2, "height": 96, "width": 128, "output_type": "latent"}
+
+
 HERE = (
     Case(name="StableCascadePriorPipeline", build=_prior, call=_embeddings),
+    Case(name="StableCascadeCombinedPipeline", build=_combined, call=_both),
     Case(name="StableCascadeDecoderPipeline", build=_decoder, call=_latents),
 )

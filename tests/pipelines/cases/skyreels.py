@@ -70,7 +70,8 @@ HERE = (
         build=lambda: _pipe(SkyReelsV2DiffusionForcingVideoToVideoPipeline, inject_sample_info=True),
         call=lambda samples: (
             _video(samples)
-            | {"video": pictures(9), "num_frames": 17, "base_num_frames": 17, "overlap_history": 9, "output_type": "pt"}
+            # In two parts, each with steps of its own.
+            | {"video": pictures(9), "num_frames": 25, "base_num_frames": 17, "overlap_history": 9, "output_type": "pt"}
         ),
         samples=1,
     ),

@@ -39,8 +39,8 @@ def unsized(call: Any) -> Any:
     return lambda samples: {name: value for name, value in call(samples).items() if name not in SIZE}
 
 
-def _adapted() -> Any:
-    adapter = T2IAdapter(adapter_type="full_adapter", channels=[8, 16], num_res_blocks=1, downscale_factor=8)
+def _adapted(kind: str = "full_adapter") -> Any:
+    adapter = T2IAdapter(adapter_type=kind, channels=[8, 16], num_res_blocks=1, downscale_factor=8)
     return plain(StableDiffusionAdapterPipeline, adapter=randomized(adapter))
 
 
@@ -163,6 +163,8 @@ def _from_embedding(samples: int) -> dict[str, Any]:
 
 HERE = (
     Case(name="StableDiffusionAdapterPipeline", build=_adapted, call=_with_picture),
+    # It makes one residual more than the UNet has levels.
+    Case(name="StableDiffusionAdapterPipeline + light", build=lambda: _adapted("light_adapter"), call=_with_picture),
     Case(name="StableDiffusionDepth2ImgPipeline", build=_with_depth, call=_deep),
     Case(name="StableDiffusionImageVariationPipeline", build=_varied, call=_variation),
     Case(
