@@ -189,7 +189,7 @@ REFUSED = {
     "rows": "has 1 rows, too few to cut over 2 ranks; use at most 1 ranks or a latent of at least 8 rows",
     "mask": "attention_mask was given",
     "masks of an IP-Adapter": "ip_adapter_masks were given",
-    "residual": "a residual has 5 rows, the image has (16, 8, 4) at its levels",
+    "residual": "a residual of mid_block_additional_residual has 5 rows, and the image has (16, 8, 4) at its levels",
     "pairs of rows": "14 rows are no multiple of 4, and its blocks put rows together in pairs",
     "no text": "encoder_hidden_states were not given, and what attends to a text would attend to this rank's rows",
     "dora": "merge the adapter",

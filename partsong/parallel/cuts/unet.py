@@ -30,6 +30,9 @@ from partsong.parallel.strategy import Borders, Cut
 
 __all__ = ["RowParallel"]
 
+#: Residuals of a T2I adapter, which may be more than the UNet has levels: it adds only those that fit one.
+_OF_ADAPTERS = "down_intrablock_additional_residuals"
+
 
 class RowParallel(Cut):
     """Cuts a UNet's rows over the token axes of a mesh.
@@ -139,16 +142,20 @@ class RowParallel(Cut):
         cuts = self.adapter.splits or {}
         for name in cuts.get("", {}):
             if named.get(str(name)) is not None:
-                named[str(name)] = self._cut_residuals(named[str(name)])
+                named[str(name)] = self._cut_residuals(str(name), named[str(name)])
 
-    def _cut_residuals(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            heights = self.split.levels.heights
-            # A T2I adapter may make more than the UNet has levels; it adds only those that fit one.
-            if value.shape[2] not in heights:
-                return value
+    def _cut_residuals(self, name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return type(value)(self._cut_residuals(name, part) for part in value)
+        heights = self.split.levels.heights
+        if value.shape[2] in heights:
             return value[:, :, self.split.own_at(heights.index(value.shape[2]))]
-        return type(value)(self._cut_residuals(part) for part in value)
+        if name == _OF_ADAPTERS:
+            return value
+        raise UnsupportedError(
+            f"{self.adapter.model}: a residual of {name} has {value.shape[2]} rows, and the image has {heights} at its "
+            "levels; give residuals as a ControlNet of this model makes them, or use CfgParallel or DataParallel"
+        )
 
     def _cut(self, image: Tensor) -> Tensor:
         return image[:, :, self.split.own_at(0)].contiguous()
