@@ -10,12 +10,12 @@ from partsong.errors import UnsupportedError
 
 __all__ = ["allow_copies", "keep_whole", "refuse_copies", "refuse_loads"]
 
-#: What `copy.deepcopy`, pickle and `torch.save` look for on an object; `copy.copy` looks on its class.
+#: What `copy`, pickle and `torch.save` look for on an object.
 _COPYING = ("__deepcopy__", "__reduce_ex__")
 
 
 def refuse_copies(owner: Any) -> None:
-    """Refuses deep copies and pickles of an object, whose hooks would come along and work for the original."""
+    """Refuses copies and pickles of an object, whose hooks would come along and work for the original."""
 
     def refuse(*_: Any) -> Any:
         raise UnsupportedError(
