@@ -15,12 +15,13 @@ from partsong import CfgParallel, DataParallel, DisplacedPatch, LaggedLayers, Pa
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
 from tests.parallel.ranks import error, gathered, on_first, staying_connected
 from tests.pipelines.cases import CASES
+from tests.tiny_models.weights import noise
 
 CASE = CASES["StableDiffusion3Pipeline"]
 STRATEGIES: dict[str, tuple[Strategy, ...]] = {
     "DisplacedPatch": (DisplacedPatch(warmup_steps=1),),
     "PartialPatch": (PartialPatch(warmup_steps=1),),
-    "StepCache": (StepCache(warmup_steps=1, threshold=0.5, keep_last=False), DataParallel()),
+    "StepCache": (StepCache(warmup_steps=1, mask="01", keep_last=False), DataParallel()),
     "LaggedLayers": (LaggedLayers(warmup_steps=1),),
     "CfgParallel": (CfgParallel(),),
 }
@@ -91,13 +92,10 @@ class _Trial:
 
     def loop(self, seed: int) -> Tensor:
         """Samples without a pipeline."""
-        scheduler, given = FlowMatchEulerDiscreteScheduler(), CASE.call(1)
+        scheduler: Any = FlowMatchEulerDiscreteScheduler()
+        given = CASE.call(1)
         scheduler.set_timesteps(6)
-        model, latents = (
-            self.first.transformer,
-            torch.randn(1, 4, 12, 12, generator=torch.Generator().manual_seed(seed)),
-        )
-        latents = latents.double()
+        model, latents = self.first.transformer, noise(1, 4, 12, 12, seed=seed)
         named = {"encoder_hidden_states": given["prompt_embeds"], "pooled_projections": given["pooled_prompt_embeds"]}
         with torch.no_grad():
             for time in scheduler.timesteps:

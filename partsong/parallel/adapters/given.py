@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, replace
 from inspect import Parameter
-from typing import Any
 
 from torch import nn
 
@@ -71,10 +70,10 @@ def _check_names(model: str, field: str, names: Iterable[str], module: nn.Module
 
 def _check_path(model: str, field: str, path: str, modules: Mapping[str, nn.Module]) -> None:
     try:
-        found: Any = places(path, modules, optional=field == "splits")
+        names = places(path, modules, optional=field == "splits")
     except UnsupportedError:
-        found = ()
-    if not found:
+        names = []
+    if not names:
         raise ArgumentError(
             f"adapter for {model}: {field} names {path!r}, and there is no such module; there are "
             f"{', '.join(_some(modules))}"

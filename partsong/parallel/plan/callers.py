@@ -22,7 +22,7 @@ class Callers:
     Args:
         pipe: the pipeline under the plan.
         clock: counts the steps of its generation.
-        on_other: is told when a generation begins that another pipeline has asked for.
+        on_other: is called with the pipeline when another one begins a generation.
     """
 
     def __init__(self, pipe: Any, clock: StepClock, on_other: Callable[[Any], None]) -> None:

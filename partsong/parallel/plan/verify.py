@@ -50,12 +50,7 @@ def verified(
     Raises:
         UnsupportedError: the call under hooks fails, or the two differ by more than rounding on some rank.
     """
-    name, wrong = adapter.model, f"the adapter given for {adapter.model} is wrong"
-    if adapter.inferred:
-        wrong = f"{name} has no row, and the one inferred from its structure is wrong"
-    instead = (
-        "give parallelize() a row with adapter=" if adapter.whole is not None else "use CfgParallel or DataParallel"
-    )
+    name, (wrong, instead) = adapter.model, _words(adapter)
     try:
         output = shared(named)
     except PartsongError:
@@ -84,6 +79,15 @@ def verified(
             "%s has no row: one was inferred, and its first call agrees with one rank's to %.1e", name, worst
         )
     return output
+
+
+def _words(adapter: Adapter) -> tuple[str, str]:
+    """Says which row is wrong, and what to do instead."""
+    wrong = f"the adapter given for {adapter.model} is wrong"
+    if adapter.inferred:
+        wrong = f"{adapter.model} has no row, and the one inferred from its structure is wrong"
+    is_whole = adapter.whole is not None
+    return wrong, "give parallelize() a row with adapter=" if is_whole else "use CfgParallel or DataParallel"
 
 
 def _difference(sample: Tensor, expected: Tensor) -> float:

@@ -89,7 +89,7 @@ class PausedCall:
         denoiser: name of the component to stop at, ``transformer`` or ``unet``.
         arguments: of the pipeline's call.
         decodes: False ends the call before it decodes its latents.
-        note_positions: is told at every call of the denoiser which arguments came by position.
+        note_positions: is called at every call of the denoiser with the names of the arguments that came by position.
 
     Attributes:
         pipe: the copy that is called.
