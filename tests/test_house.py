@@ -135,6 +135,6 @@ def test_loops_are_found_by_class_and_not_by_name() -> None:
         def __call__(self, prompt: str) -> str:
             return prompt
 
-    plan: Any = SimpleNamespace(target=Pipeline(), loop=namesake())
+    plan: Any = SimpleNamespace(target=Pipeline(), loop=namesake(), check_attached=lambda: None)
     with pytest.raises(UnsupportedError, match="PatchPipeline needs a loop of its own and none is registered"):
         generate(plan, prompt="a red circle")

@@ -21,24 +21,7 @@ all ranks before any work. Approximate strategies run at the setting at which th
 pipeline under a plan that has made a picture. Where both stand, the cell holds for both.
 """
 
-_TAIL = """
-## What you do yourself
-
-| what you do under a plan | what happens |
-|---|---|
-| call for gradients | inputs and weights get the gradients of one rank, on every rank, under DataParallel and CfgParallel (with one sample every rank computes all); every rank must compute the same loss, which the backward pass checks. Under other strategies such a call is refused: wrap it in `torch.no_grad()` or `torch.inference_mode()` |
-| `save_pretrained()`, `state_dict()` | the whole weights, on any rank by itself; ShardedWeights refuses, as each rank has only its share: call `undo()` first |
-| `load_state_dict()` | as without a plan; refused where ranks have parts of the weights (TensorParallel, ShardedWeights) |
-| `copy.deepcopy()`, pickle, `torch.save()` of a model or a pipeline | refused: hooks would come along; copy before `parallelize()` or after `undo()` |
-| `.to(dtype)`, `.to(device)`, `.half()`, `.float()` | weights are cast and moved, before and after calls, and stay so after `undo()` |
-| your own forward hook on a layer | it sees what its own rank computes: its tokens, its samples or its columns; the first call warns once and names it. One on the model itself sees the whole call |
-| another transformer (`pipe.transformer = ...`) | the next call is refused: `undo()` and `parallelize()` again |
-| enter a plan again after `undo()`, or `generate()` with it | refused: `parallelize()` again |
-| an error or an interruption in a call | the plan makes the next picture; `undo()` leaves the model as it was. Under ShardedWeights the weights come back where every rank stopped at the same point; where one failed alone, the model says so and is to be loaded again |
-
-`tests/parallel/test_gradients.py`, `test_kept_objects.py` and `test_refusals.py` hold these rows.
-
-## Order
+_TAIL = """## Order
 
 Call diffusers' own methods in any order. Under a plan, those that change layers (`load_lora_weights`,
 `unload_lora_weights`, `fuse_lora`, `delete_adapters`, `load_ip_adapter`, `add_adapter`, `enable_cache`,
@@ -95,6 +78,54 @@ Give them a generator: without one every rank draws noise of its own, and the fi
 """
 
 
+#: What users do to an object under a plan besides calling it, and what happens then; tests/parallel holds it.
+_YOURS = (
+    (
+        "call for gradients",
+        "inputs and weights get the gradients of one rank, on every rank, under DataParallel and CfgParallel "
+        "(with one sample every rank computes all); every rank must compute the same loss, which the backward"
+        " pass checks. Under other strategies such a call is refused: wrap it in `torch.no_grad()` or "
+        "`torch.inference_mode()`",
+    ),
+    (
+        "`save_pretrained()`, `state_dict()`",
+        "the whole weights, on any rank by itself; ShardedWeights refuses, as each rank has only its share: "
+        "call `undo()` first",
+    ),
+    (
+        "`load_state_dict()`",
+        "as without a plan; refused where ranks have parts of the weights (TensorParallel, ShardedWeights)",
+    ),
+    (
+        "`copy.deepcopy()`, pickle, `torch.save()` of a model or a pipeline",
+        "refused: hooks would come along; copy before `parallelize()` or after `undo()`",
+    ),
+    (
+        "`.to(dtype)`, `.to(device)`, `.half()`, `.float()`",
+        "weights are cast and moved, before and after calls, and stay so after `undo()`",
+    ),
+    (
+        "your own forward hook on a layer",
+        "it sees what its own rank computes: its tokens, its samples or its columns; the first call warns "
+        "once and names it. One on the model itself sees the whole call",
+    ),
+    (
+        "another transformer (`pipe.transformer = ...`)",
+        "the next call is refused: `undo()` and `parallelize()` again",
+    ),
+    (
+        "enter a plan again after `undo()`, or `generate()` with it",
+        "refused: `parallelize()` again",
+    ),
+    (
+        "an error or an interruption in a call",
+        "the plan makes the next picture; `undo()` leaves the model as it was. Under ShardedWeights the "
+        "weights come back where every rank stopped at the same point; where one failed alone, the model says"
+        " so and is to be loaded again",
+    ),
+)
+
+
 def with_page() -> str:
     """The page, as Markdown."""
     used = [key for groups in REFUSED.values() for key in groups.values()]
@@ -105,7 +136,9 @@ def with_page() -> str:
         cells = [_cell(feature.name, group, numbers) for group in GROUPS]
         lines.append(f"| {feature.name} | {_pipeline(feature)} | {', '.join(feature.orders)} | {' | '.join(cells)} |")
     reasons = ["", "## Reasons", "", *(f"[{number}] ... {REASONS[key]} ...\n" for key, number in numbers.items())]
-    return "\n".join([_HEAD, *lines, *reasons[:-1], reasons[-1].rstrip("\n"), _TAIL])
+    yours = ["", "## What you do yourself", "", "| what you do under a plan | what happens |", "|---|---|"]
+    yours += [f"| {what} | {happens} |" for what, happens in _YOURS]
+    return "\n".join([_HEAD, *lines, *reasons[:-1], reasons[-1].rstrip("\n"), *yours, "", _TAIL])
 
 
 def _cell(name: str, group: str, numbers: dict[str, int]) -> str:

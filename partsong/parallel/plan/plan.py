@@ -108,7 +108,7 @@ class Plan(PlanState):
         self.target, self._modules, self._owns_mesh = target, modules, owns_mesh
         self._hooks, self._methods = HookSet(), ReplacedMethods()
         components = {} if isinstance(target, nn.Module) else target.components
-        self._parts = {name: part for name, part in components.items() if any(part is each for each in modules)}
+        self._under = {name: part for name, part in components.items() if any(part is each for each in modules)}
         self.denoisers: list[Denoiser] = []
         self.controlnets: list[ControlNet] = []
         self.coders: list[Coder] = []
@@ -184,7 +184,7 @@ class Plan(PlanState):
         Raises:
             UnsupportedError: names the part that was replaced.
         """
-        for name, module in self._parts.items():
+        for name, module in self._under.items():
             now = getattr(self.target, name)
             if module not in (now, getattr(now, "_orig_mod", now)):
                 raise UnsupportedError(
