@@ -1,7 +1,5 @@
 """Writes docs/with.md out of the table that the tests compare with what happens."""
 
-# ruff: noqa: E501 - rows of a table in Markdown
-
 from __future__ import annotations
 
 from tests.features.expected import REASONS, REFUSED, REFUSED_AFTER
