@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from partsong.cli.option_types import Common, Count, Path, Positive, Seed, Temperature, Words
+from partsong.cli.option_types import Common, Count, Path, Positive, Question, Seed, Temperature, Words
 from partsong.cli.planning_options import Calibrating, PlannerEval, Planning
 from partsong.cli.serving_options import Serving
 from partsong.knobs import Number, Whole
@@ -218,9 +218,7 @@ class Asking(Common):
 class Think(Asking):
     """Ask a language model many times at once, and report what the answer cost."""
 
-    question: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="QUESTION", help_behavior_hint="")] = (
-        None
-    )
+    question: Question = None
     """What to answer. `-` reads it from standard input, and so does leaving it out if that is no terminal."""
     file: Path = None
     """Read the question from this file."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import parallelize
 from partsong.parallel.hooks.clock import StepClock
-from partsong.parallel.hooks.model_hooks import samples_of
+from partsong.parallel.hooks.samples import samples_of
 from partsong.parallel.step_cache.blocks import CachedBlocks
 from partsong.parallel.step_cache.history import Added
 from partsong.parallel.step_cache.tables import CacheCalibration

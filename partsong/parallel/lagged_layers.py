@@ -18,7 +18,8 @@ from partsong.parallel.adapters import Adapter
 from partsong.parallel.cuts.block_lists import blocks_of, chain_reason
 from partsong.parallel.exchange.displaced_patch import WarmUp
 from partsong.parallel.hooks.clock import StepClock
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, map_samples, samples_of, signature_of
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
+from partsong.parallel.hooks.samples import map_samples, samples_of
 from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.ranks.shards import offsets, split_sizes

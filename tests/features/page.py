@@ -40,7 +40,7 @@ keyword, under every strategy. So what wraps a model's `forward` and reads keywo
 
 A plan follows the scheduler of its own pipeline. A second pipeline around the same model, such as
 `OtherPipeline(**pipe.components)`, and a loop of your own with another scheduler run under the plan too. A call of the
-model that belongs to no generation of the plan's pipeline begins one, and its steps are told by its timesteps. Give
+model that belongs to no generation of the plan's pipeline begins one, and its steps are known by its timesteps. Give
 such a pipeline a generator on every rank, since the plan shares the noise of its own pipeline only. What steps keep for
 later ones is forgotten when a pipeline's call ends, and when another one calls the model in the middle of it, such as
 in a callback: the steps after that are computed like first steps.
@@ -96,7 +96,7 @@ _YOURS = (
     ),
     (
         "`copy.deepcopy()`, pickle, `torch.save()` of a model or a pipeline",
-        "refused: hooks would come along; copy before `parallelize()` or after `undo()`",
+        "refused: a copy would hold hooks that work for the original; copy before `parallelize()` or after `undo()`",
     ),
     (
         "`.to(dtype)`, `.to(device)`, `.half()`, `.float()`",

@@ -15,7 +15,7 @@ from torch import Tensor
 from partsong import CfgParallel, ClipParallel, DataParallel, ParallelVae, PatchPipeline, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize, predict
-from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.hooks.samples import sample_of
 from partsong.parallel.ranks.collectives import agree
 from tests.parallel.clip_models import GRID, LONGEST, MAIN, VIDEOS, attention_by_definition
 from tests.parallel.clip_pipelines import PIPES

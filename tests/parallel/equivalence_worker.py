@@ -26,7 +26,7 @@ from partsong import (
 )
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
-from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.hooks.samples import sample_of
 from partsong.parallel.ranks.collectives import agree
 from partsong.samplers import registry
 from tests.covering import taking_turns

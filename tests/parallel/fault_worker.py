@@ -159,7 +159,7 @@ def go_on_after_a_failure(stops_alone: bool) -> str:
     Args:
         stops_alone: rank 1 fails an exchange later than rank 0.
     """
-    stops.PATIENCE = 2.0
+    stops.TIMEOUT = 2.0
     with Mesh(ring=2) as mesh:
         axis, tensor = mesh.axis("ring"), torch.full((2,), float(mesh.rank))
         if mesh.rank == 1 and stops_alone:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from partsong import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
-from partsong.parallel.hooks.model_hooks import samples_of
+from partsong.parallel.hooks.samples import samples_of
 from tests.parallel import equivalence_worker
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import gathered, staying_connected

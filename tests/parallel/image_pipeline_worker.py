@@ -10,7 +10,7 @@ from diffusers.utils import logging
 from partsong import CfgParallel, DataParallel, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
-from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.hooks.samples import sample_of
 from tests.parallel.families import FAMILIES
 from tests.parallel.image_pipelines import IMAGE_PIPES
 from tests.parallel.ranks import error, gathered, staying_connected

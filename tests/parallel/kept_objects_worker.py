@@ -15,7 +15,7 @@ from torch import Tensor
 
 from partsong import Mesh, PartsongError, ShardedWeights, TensorParallel, Ulysses, generate, parallelize
 from partsong.parallel import Strategy, mesh_for
-from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.hooks.samples import sample_of
 from tests.parallel.ranks import error, gathered, staying_connected
 from tests.parallel.tensor_worker import build, calls
 from tests.pipelines.cases import CASES

@@ -32,7 +32,7 @@ from partsong import (
 )
 from partsong.errors import PartsongError
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
-from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.hooks.samples import sample_of
 from tests.parallel.families import FAMILIES, flux
 from tests.parallel.pipelines import PIPES, STEPS
 from tests.parallel.ranks import error, gathered

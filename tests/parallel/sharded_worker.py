@@ -18,7 +18,7 @@ from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.cuts.batch import GuidancePair
 from partsong.parallel.hooks.clock import StepClock
-from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.hooks.samples import sample_of
 from partsong.parallel.ranks.health import operation
 from partsong.parallel.sharded_weights.weight_shares import find_units
 from tests.parallel.ranks import error, gathered

@@ -30,7 +30,7 @@ from partsong import (
 from partsong.errors import ArgumentError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
-from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.hooks.samples import sample_of
 from tests.parallel.autoencoders import VAES, result
 from tests.parallel.families import FAMILIES, dit
 from tests.parallel.ranks import error, gathered, staying_connected

@@ -13,7 +13,7 @@ from torch import Tensor
 from partsong import Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
-from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.hooks.samples import sample_of
 from tests.parallel.equivalence_worker import strategies
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error, gathered, staying_connected

@@ -12,7 +12,7 @@ from partsong import CfgParallel, DisplacedPatch, Ring, TensorParallel, Ulysses
 from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
-from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.hooks.samples import sample_of
 from partsong.parallel.ranks.sums import sum_over, sum_sends
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error, gathered, staying_connected

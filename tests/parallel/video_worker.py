@@ -12,7 +12,7 @@ from torch import Tensor
 from partsong import CfgParallel, DataParallel, DisplacedPatch, DynamicSequence, PartialPatch, Ring, TokenRing, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
-from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.hooks.samples import sample_of
 from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import STEPS, Pipe
 from tests.parallel.ranks import error, gathered, staying_connected

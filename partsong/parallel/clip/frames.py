@@ -21,7 +21,8 @@ from partsong.parallel.adapters import Adapter
 from partsong.parallel.clip.attention import FrameAttention
 from partsong.parallel.clip.blocks import check_blocks, frames_beyond
 from partsong.parallel.exchange.borders import SyncBorders
-from partsong.parallel.hooks.model_hooks import AroundHook, Attend, AttentionHook, HookSet, map_sample, signature_of
+from partsong.parallel.hooks.model_hooks import AroundHook, Attend, AttentionHook, HookSet, signature_of
+from partsong.parallel.hooks.samples import map_sample
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.strategy import Cut

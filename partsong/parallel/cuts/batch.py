@@ -14,7 +14,8 @@ from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.cuts.same_arguments import ExpectedArguments
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.gradients import wanted_gradient
-from partsong.parallel.hooks.model_hooks import kept_arguments, map_samples, samples_of
+from partsong.parallel.hooks.model_hooks import kept_arguments
+from partsong.parallel.hooks.samples import map_samples, samples_of
 from partsong.parallel.ranks.collectives import exchange
 from partsong.parallel.ranks.gradients import gather_samples, shared_call
 from partsong.parallel.ranks.mesh import Axis

@@ -23,7 +23,8 @@ from partsong.parallel.adapters import Adapter, Split
 from partsong.parallel.adapters.row import JOINT
 from partsong.parallel.cuts.block_lists import blocks_of, chain_only
 from partsong.parallel.cuts.tokens import SequenceParallel
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, map_sample, sample_of, signature_of
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
+from partsong.parallel.hooks.samples import map_sample, sample_of
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.ranks.shards import offsets, split_sizes
 

@@ -16,7 +16,8 @@ from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.expert_parallel.noise_expert import NoiseExpert
 from partsong.parallel.expert_parallel.routing import expert_weights
 from partsong.parallel.hooks.arguments import ArgumentNames
-from partsong.parallel.hooks.model_hooks import as_called, sample_of, signature_of
+from partsong.parallel.hooks.model_hooks import as_called, signature_of
+from partsong.parallel.hooks.samples import sample_of
 
 __all__ = ["ExpertMixture"]
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from partsong.errors import ArgumentError
 from partsong.parallel.hooks.arguments import ArgumentNames
-from partsong.parallel.hooks.model_hooks import map_sample, signature_of
+from partsong.parallel.hooks.model_hooks import signature_of
+from partsong.parallel.hooks.samples import map_sample
 
 __all__ = ["NoiseExpert"]
 

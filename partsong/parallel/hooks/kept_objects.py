@@ -15,7 +15,7 @@ _COPYING = ("__deepcopy__", "__reduce_ex__")
 
 
 def refuse_copies(owner: Any) -> None:
-    """Refuses copies and pickles of an object, whose hooks would come along and work for the original."""
+    """Refuses copies and pickles of an object, as the copy would hold hooks that work for the original."""
 
     def refuse(*_: Any) -> Any:
         raise UnsupportedError(

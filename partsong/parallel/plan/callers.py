@@ -39,16 +39,18 @@ class Callers:
 
     def now(self) -> Any:
         """Returns the pipeline in whose call this is called: the innermost one, or None."""
-        found = None
+        innermost = None
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_name == "__call__":  # the locals of a frame are copied when they are read
                 owner = frame.f_locals.get("self")
-                if owner is self._pipe and (found is None or any(found is part for part in vars(owner).values())):
+                if owner is self._pipe and (
+                    innermost is None or any(innermost is part for part in vars(owner).values())
+                ):
                     return owner  # in its own call, or in that of a pipeline that it is made of
-                found = owner if found is None and hasattr(type(owner), "components") else found
+                innermost = owner if innermost is None and hasattr(type(owner), "components") else innermost
             frame = frame.f_back
-        return found
+        return innermost
 
     def are_led(self) -> bool:
         """Says whether the current call of the model belongs to a generation that the pipeline's scheduler drives."""

@@ -22,7 +22,8 @@ from partsong.parallel.cuts.unet import RowParallel
 from partsong.parallel.hooks.arguments import AsCalled
 from partsong.parallel.hooks.gradients import check_gradients, wanted_gradient
 from partsong.parallel.hooks.kept_objects import refuse_loads
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, kept_arguments, signature_of, with_samples
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, kept_arguments, signature_of
+from partsong.parallel.hooks.samples import with_samples
 from partsong.parallel.plan.checks import KnownLayers, check_device, check_given
 from partsong.parallel.plan.neighbours import check_guidance_calls, check_neighbours, hook_of_a_user
 from partsong.parallel.plan.seen import ModelRun, Seen, counting_flops

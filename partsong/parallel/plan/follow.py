@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from partsong.parallel.cuts.batch import BatchSplit
 from partsong.parallel.cuts.batch_rules import BatchRules
-from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, sample_of, signature_of
+from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
 from partsong.parallel.hooks.replaced_method import Method, ReplacedMethods
+from partsong.parallel.hooks.samples import sample_of
 from partsong.parallel.plan.callers import Callers
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.ranks.mesh import AXES

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from partsong import ledger
-from partsong.parallel.hooks.model_hooks import samples_of
+from partsong.parallel.hooks.samples import samples_of
 
 __all__ = ["DenoiserCall", "ModelRun", "Seen", "counting_flops"]
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from partsong.errors import PartsongError, UnsupportedError
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.hooks.model_hooks import HookSet, samples_of
+from partsong.parallel.hooks.model_hooks import HookSet
+from partsong.parallel.hooks.samples import samples_of
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.mesh import Axis
 
@@ -42,7 +43,7 @@ def verified(
         hooks: what to lift for the serial call.
         named: the arguments of the call.
         shared: makes the call under hooks.
-        tells: whether an inferred row is told of.
+        tells: whether to say that a row was inferred.
 
     Returns:
         The output of the call under hooks.

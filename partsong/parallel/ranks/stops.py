@@ -15,7 +15,7 @@ from partsong.parallel.ranks.mesh import Axis
 __all__ = ["stopped_together"]
 
 #: Seconds to wait for a rank that waits for a message itself or is gone, and for one that computes.
-PATIENCE, LONGEST = 4.0, 60.0
+TIMEOUT, LONGEST = 4.0, 60.0
 #: Counts the checks of each group of ranks; all of its ranks make the same ones unless one fails alone.
 _STOPS: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
@@ -53,7 +53,7 @@ def _all_come(store: dist.Store, names: dict[int, str]) -> bool:
         now = time.monotonic()
         if beat is not None and all(map(beat.computes, missing)):
             heard = now
-        if now - heard > PATIENCE or now - begin > LONGEST:
+        if now - heard > TIMEOUT or now - begin > LONGEST:
             return False
         time.sleep(0.02)
     return True

@@ -29,8 +29,8 @@ def find_units(module: nn.Module, adapter: Adapter, lent: Collection[nn.Module] 
         UnsupportedError: the model has no list of blocks.
     """
     # A transformer's blocks may call their own lists depending on the tokens, such as experts; a UNet's never do.
-    found = [unit for unit in _units(module, deep=bool(adapter.rows)) if any(True for _ in unit.parameters())]
-    units = [unit for unit in found if unit not in lent]
+    called = [unit for unit in _units(module, deep=bool(adapter.rows)) if any(True for _ in unit.parameters())]
+    units = [unit for unit in called if unit not in lent]
     if not units:
         raise UnsupportedError(
             f"ShardedWeights on {adapter.model}: found no list of blocks whose weights could be gathered one after the "

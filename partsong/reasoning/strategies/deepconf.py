@@ -107,9 +107,7 @@ async def deepconf(
                 stopped = "confident" if vote.share >= consensus else stopped
     if stopped == "budget" and len(vote.drawn) == num:
         stopped = "done"
-    if not vote.kept:  # no text names an answer: all are shown
-        for number, completion in vote.drawn.items():
-            vote.poll.count(number, completion)
+    vote.show_all_if_none_is_kept()
     return vote.poll.answer(run, stopped, threshold=vote.threshold, kept=sorted(vote.kept))
 
 
@@ -142,6 +140,12 @@ class _ThresholdVote:
         if number in self.scores and self.scores[number] >= self.threshold:
             self.kept.append(number)
             self.poll.count(number, self.drawn[number], self.scores[number])
+
+    def show_all_if_none_is_kept(self) -> None:
+        """Counts every sample where no text names an answer: then all texts are shown."""
+        if not self.kept:
+            for number, completion in self.drawn.items():
+                self.poll.count(number, completion)
 
     def is_below(self, partial: Partial) -> bool:
         """Returns whether the last group of an unfinished sample is below the threshold; False before one is whole."""

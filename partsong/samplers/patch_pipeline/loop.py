@@ -21,7 +21,7 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
 from partsong.parallel.cuts.staged_blocks import PartLayout
-from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.hooks.samples import sample_of
 from partsong.parallel.ranks.agreement import AGREED_STEPS
 from partsong.samplers.patch_pipeline.strategy import PatchPipeline, StagedPatches
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped

@@ -235,7 +235,7 @@ def _stand_in(module: nn.Module, **members: Any) -> nn.Module:
 
 
 def _copied(owner: Any) -> Any:
-    """Returns a copy with the same attributes; `copy.copy` is refused where hooks would come along unseen."""
+    """Returns a copy with the same attributes; `copy.copy` of what is under a plan is refused."""
     copied = object.__new__(type(owner))
     vars(copied).update(vars(owner))
     return copied

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from partsong.errors import UnsupportedError
 from partsong.parallel import Plan
-from partsong.parallel.hooks.model_hooks import sample_of
 from partsong.parallel.hooks.replaced_method import Method, replace_method
+from partsong.parallel.hooks.samples import sample_of
 from partsong.parallel.ranks.collectives import Pending
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
 from partsong.samplers.pipeline.plan_call import call_pipeline, refuse_arguments

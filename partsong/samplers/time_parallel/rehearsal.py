@@ -11,7 +11,7 @@ from torch import Tensor
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.cuts.same_arguments import equal_arguments
-from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.hooks.samples import sample_of
 from partsong.samplers.pipeline.paused import Finished, PausedCall
 from partsong.samplers.time_parallel.scheduled import ScheduledStep
 from partsong.samplers.time_parallel.sums import slack

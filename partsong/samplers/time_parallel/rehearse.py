@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from partsong.errors import UnsupportedError
-from partsong.parallel.hooks.model_hooks import map_sample, sample_of, samples_of
 from partsong.parallel.hooks.replaced_method import Method, replace_method
+from partsong.parallel.hooks.samples import map_sample, sample_of, samples_of
 from partsong.samplers.pipeline.paused import Denoise, Event, Finished, PausedCall, Stepped
 from partsong.samplers.time_parallel.rehearsal import (
     ADVICE,

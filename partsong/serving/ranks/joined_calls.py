@@ -11,7 +11,7 @@ from torch import Tensor
 
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.hooks.known_values import KnownValues
-from partsong.parallel.hooks.model_hooks import sample_of
+from partsong.parallel.hooks.samples import sample_of
 
 __all__ = ["JoinedCalls"]
 
