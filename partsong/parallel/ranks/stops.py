@@ -38,9 +38,11 @@ def stopped_together(axis: Axis, *, ready: bool = True) -> bool:
     try:
         store = dist.distributed_c10d._get_default_store()
         store.set(names[dist.get_rank()], point)
-        found = ready and _all_come(store, names) and all(store.get(name) == point.encode() for name in names.values())
+        is_alike = (
+            ready and _all_come(store, names) and all(store.get(name) == point.encode() for name in names.values())
+        )
         # The first verdict holds for all: a rank may come just when another one gives up.
-        return store.compare_set(f"{place}/verdict", "", str(found)) == b"True"
+        return store.compare_set(f"{place}/verdict", "", str(is_alike)) == b"True"
     except (RuntimeError, dist.DistStoreError):
         return False  # the store is gone with its host
 
