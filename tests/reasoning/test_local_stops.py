@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
 from partsong.reasoning.local.stops import AnswerText
 
 
@@ -44,6 +46,28 @@ def check_one(draw: random.Random) -> None:
     assert text.final() == expected
     # What was told on the way is never taken back.
     assert expected.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "how", "final"),
+    [
+        (["<think>", "a.", "b.", "</think>", "c", ".", "d"], {}, "<think>a.b.</think>c"),
+        (["\n<th", "ink>a.", "</think>c."], {}, "\n<think>a.</think>c"),
+        (["a.", "b</think>", "c.d"], {"opened": True}, "a.b</think>c"),
+        (["<think>", "a.", "b."], {}, "<think>a.b."),
+        (["<think>", "a.", "b."], {"in_thoughts": True}, "<think>a"),
+        (["say <think>.", "</think>"], {}, "say <think>"),
+        (["<", "."], {}, "<"),
+    ],
+)
+def test_stop_strings_count_in_the_answer_alone(pieces: list[str], how: dict[str, bool], final: str) -> None:
+    text, shown = AnswerText(Pieces([piece.encode() for piece in pieces]), ["."], **how), ""
+    for index in range(len(pieces)):
+        shown += text.push(index)
+        if text.stopped:
+            break
+    assert text.final() == final and final.startswith(shown)
+    assert text.stopped == (final != "".join(pieces))
 
 
 def test_what_may_begin_a_stop_string_is_held_back_and_let_go() -> None:

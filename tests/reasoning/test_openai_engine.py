@@ -153,6 +153,33 @@ def test_reasoning_is_kept_apart(parts: list[dict[str, Any]]) -> None:
     assert completion.usage.completion == 5
 
 
+def test_a_stop_string_in_thoughts_does_not_end_the_answer() -> None:
+    parts = [
+        {"reasoning_content": "2."},
+        {"reasoning_content": "2"},
+        {"content": "4"},
+        {"content": ". 5"},
+        {"content": "6"},
+    ]
+
+    async def think(exchange: Exchange) -> None:
+        await thinker(parts[: 1 if "stop" in exchange.body else None], "stop")(exchange)
+
+    async def main() -> None:
+        async with Misbehaving(think) as server:
+            engine = server.engine()
+            for _ in range(2):
+                completion = await engine.generate(ask(stop=(".",)))
+                assert (completion.text, completion.reasoning, completion.finish) == ("4", "2.2", "stop")
+            # The first request shows that this server looks into thoughts; from then on it is not asked to look.
+            assert ["stop" in body for body in server.bodies] == [True, False, False]
+            inside = await engine.generate(ask(stop=(".",), stop_in_thoughts=True))
+            assert (inside.text, inside.finish) == ("", "length") and "stop" in server.bodies[-1]
+            await engine.close()
+
+    asyncio.run(main())
+
+
 def test_tags_are_left_alone_where_they_are_spoken_of_or_not_wanted() -> None:
     spoken = thinker([{"content": "say <think> and </think>"}], "stop")
     assert asyncio.run(ask_server(spoken))[0].text == "say <think> and </think>"

@@ -29,6 +29,7 @@ from partsong.evals.harness.likelihood import log_likelihood
 from partsong.evals.harness.texts import check_options, cut, room_of, stops_of
 from partsong.knobs import Count, Whole, check_value, format_knobs
 from partsong.progress import progress
+from partsong.reasoning.local.chat_tokens import quoting_ids
 from partsong.samplers.text import CACHES, RULES, Decoded, Tally, decode, load_text_model
 from partsong.samplers.text.request import check_request
 
@@ -163,8 +164,8 @@ class PartsongLM(_Harness):
         )
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Returns token ids, including those that the tokenizer puts before a text."""
-        ids = self.tokenizer(string, add_special_tokens=False).input_ids
+        """Returns token ids, including those that the tokenizer puts before a text; a mask token's text is no gap."""
+        ids = quoting_ids(self.tokenizer, string, self.tokenizer.mask_token)
         if add_special_tokens is False or ids[: len(self.prefix)] == self.prefix:
             return ids
         return [*self.prefix, *ids]
@@ -200,7 +201,7 @@ class PartsongLM(_Harness):
                 room, temperature, _ = settings[here[0]]
                 written = self._write([rows[i] for i in here], [row_seeds[i] for i in here], room, temperature)
                 for index, text in zip(here, written, strict=True):
-                    texts[index] = cut(text, settings[index][2])
+                    texts[index] = cut(text, settings[index][2], arguments[index][0])
                     self.cache_hook.add_partial("generate_until", arguments[index], texts[index])
                 bar.update(len(here))
         _LOG.info("partsong: %s", self.get_model_info())

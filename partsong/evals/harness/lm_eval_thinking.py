@@ -173,7 +173,7 @@ class ThinkingLM(_LM):
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Returns the texts that the strategy accepts, up to their stopping texts, or "" where it accepts none.
+        """Returns the texts that the strategy accepts, up to their stopping texts, or "" where it has none.
 
         Every call of the strategy ends at the stopping texts as well.
         """

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from partsong.errors import ArgumentError
+from partsong.reasoning.calls.thoughts import THINK_TAGS, answer_start, first_stop
 
 __all__ = ["ROOM", "check_options", "cut", "room_of", "stops_of"]
 
@@ -13,14 +14,20 @@ __all__ = ["ROOM", "check_options", "cut", "room_of", "stops_of"]
 ROOM = ("max_gen_toks", "max_new_tokens", "max_tokens")
 
 
-def cut(text: str, stops: Sequence[str]) -> str:
-    """Returns a text up to the first of its stopping texts.
+def cut(text: str, stops: Sequence[str], prompt: str = "") -> str:
+    """Returns a text up to the first of its stopping texts; in hidden reasoning before the answer they do not count.
+
+    Args:
+        text: what the model wrote.
+        stops: the stopping texts.
+        prompt: what came before it, which may end with the tag that begins hidden reasoning.
 
     Example:
-        >>> cut("7. Question: 8", ["Question:", "."])
-        '7'
+        >>> cut("7. Question: 8", ["Question:", "."]), cut("<think>1. 2.</think>7. 8", ["."])
+        ('7', '<think>1. 2.</think>7')
     """
-    return text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
+    start = answer_start(text, opened=prompt.rstrip().endswith(THINK_TAGS[0]))
+    return text if start is None else text[: first_stop(text, stops, start)]
 
 
 def stops_of(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -51,7 +51,8 @@ class Parameters:
         max_tokens: most tokens of an answer, hidden reasoning included.
         temperature: 0 takes the most likely tokens.
         top_p: share of the probability that tokens are drawn from; 1.0 draws from all.
-        stop: strings that end an answer.
+        stop: strings that end an answer. Within hidden reasoning they do not count.
+        stop_in_thoughts: whether they count there too, for methods that write thoughts in steps or threads.
         logprobs: alternatives to report log-probabilities for at every token; 0 reports nothing.
     """
 
@@ -60,6 +61,7 @@ class Parameters:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     logprobs: int = 0
+    stop_in_thoughts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +86,10 @@ class Request:
     def key(self) -> str:
         """Names this call: a function of prompt, parameters, path and sample, never of order or concurrency."""
         chat = [(message.role, shape_of(message.pieces)) for message in self.messages]
-        text = json.dumps([chat, asdict(self.parameters), self.path, self.sample, self.seed], ensure_ascii=False)
+        drawn = asdict(self.parameters)
+        if not self.parameters.stop_in_thoughts:  # so the names of calls in older journals stay
+            del drawn["stop_in_thoughts"]
+        text = json.dumps([chat, drawn, self.path, self.sample, self.seed], ensure_ascii=False)
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
     @property

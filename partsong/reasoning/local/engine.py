@@ -22,9 +22,10 @@ from partsong.kernels.speculation.speculator import Speculator
 from partsong.knobs import Count, Number, Whole, check_knobs, type_hints
 from partsong.reasoning.calls.call import Completion, Parameters, Request
 from partsong.reasoning.calls.engine import Progress
+from partsong.reasoning.calls.thoughts import THINK_TAGS, are_open
 from partsong.reasoning.local.loading import load
 from partsong.reasoning.local.model import LocalModel
-from partsong.reasoning.local.prompt import prompt_of
+from partsong.reasoning.local.prompt import Prompt, prompt_of
 from partsong.reasoning.local.quantized_linear import Weights
 from partsong.reasoning.local.scheduler import Scheduler
 from partsong.reasoning.local.speculation.registry import DRAFTERS
@@ -32,6 +33,7 @@ from partsong.reasoning.local.stops import AnswerText
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
 from partsong.reasoning.local.ticket import Ticket
 from partsong.reasoning.local.worker import Worker
+from partsong.reasoning.threads.layout import TokenRun
 from partsong.seeds import check_seed
 
 __all__ = ["LocalEngine", "check_parameters"]
@@ -157,7 +159,12 @@ class LocalEngine:
             seed=seed,
             max_tokens=min(request.parameters.max_tokens, room),
             ends=self._ends,
-            text=AnswerText(self._decoder, request.parameters.stop),
+            text=AnswerText(
+                self._decoder,
+                request.parameters.stop,
+                opened=_begins_in_thoughts(self.tokenizer, request, prompt),
+                in_thoughts=request.parameters.stop_in_thoughts,
+            ),
             loop=loop,
             future=loop.create_future(),
             left=asyncio.Event(),
@@ -178,6 +185,15 @@ class LocalEngine:
         self._worker.close()
         await asyncio.to_thread(self._worker.join)
         self._end()
+
+
+def _begins_in_thoughts(tokenizer: PreTrainedTokenizerBase, request: Request, prompt: Prompt) -> bool:
+    """Says whether the answer goes on in hidden reasoning that the prompt began, as some chat templates do."""
+    last = request.messages[-1]
+    if last.role == "assistant":
+        return are_open(last.text)
+    end = prompt.parts[-1]
+    return isinstance(end, TokenRun) and str(tokenizer.decode(list(end.tokens[-16:]))).rstrip().endswith(THINK_TAGS[0])
 
 
 def _end(worker: Worker, model: LocalModel) -> None:

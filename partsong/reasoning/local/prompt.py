@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from partsong.errors import ArgumentError
 from partsong.reasoning.calls.call import Message
 from partsong.reasoning.calls.text_tree import has_fork, pieces_of
+from partsong.reasoning.local.chat_tokens import chat_ids
 from partsong.reasoning.threads.layout import TokenRun, Tokens, check_fork, encoded
 
 __all__ = ["Prompt", "prompt_ids", "prompt_of"]
@@ -85,7 +86,8 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     A model with a chat template reads what its template makes, followed by the beginning of an answer. If the last
     message is an assistant's, the model continues that one. A base model, which has no template, reads the messages'
     texts with an empty line between them. An assistant's message at the end then follows the others directly, as the
-    model's own answer does.
+    model's own answer does. For a model with a template, a special token that a message by others quotes, such as
+    ``<|im_end|>``, is text.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -104,9 +106,16 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
         chat = [{"role": message.role, "content": message.text} for message in messages]
         goes_on = messages[-1].role == "assistant"
         try:
-            ids = tokenizer.apply_chat_template(
-                chat, add_generation_prompt=not goes_on, continue_final_message=goes_on, return_dict=False
+            # What the model wrote itself may hold special tokens, such as the tags of threads.
+            ids = chat_ids(
+                tokenizer,
+                chat,
+                roles=("system", "user"),
+                add_generation_prompt=not goes_on,
+                continue_final_message=goes_on,
             )
+        except ArgumentError:
+            raise
         except (TemplateError, ValueError) as error:
             roles = ", ".join(message.role for message in messages)
             raise ArgumentError(f"the model's chat template refuses a chat of {roles}: {error}") from error

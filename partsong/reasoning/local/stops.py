@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from partsong.reasoning.calls.thoughts import THINK_TAGS, answer_start, first_stop
+
 __all__ = ["AnswerText"]
 
 #: A decoder writes this for bytes that do not make a character yet.
@@ -16,7 +18,10 @@ class AnswerText:
 
     Args:
         tokenizer: a transformers tokenizer.
-        stops: strings that end the answer; they are not part of it.
+        stops: strings that end the answer; they are not part of it. Within hidden reasoning before the answer they do
+            not count.
+        opened: whether the prompt ended within hidden reasoning.
+        in_thoughts: whether stop strings count there too.
 
     Attributes:
         stopped: whether a stop string has appeared.
@@ -31,8 +36,12 @@ class AnswerText:
     (True, 'ab')
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
-        self._tokenizer, self._stops = tokenizer, tuple(stops)
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str] = (), *, opened: bool = False, in_thoughts: bool = False
+    ) -> None:
+        self._tokenizer, self._stops, self._opened = tokenizer, tuple(stops), opened
+        # Where the answer begins, once that is known.
+        self._answer: int | None = 0 if in_thoughts or not stops else None
         self._ids: list[int] = []
         # Tokens before `_from` are not read again. Those between `_from` and `_to` only show what the next ones add.
         self._from = self._to = 0
@@ -52,20 +61,36 @@ class AnswerText:
         begin = len(self._text)
         self._text += now[len(known) :]
         self._from, self._to = self._to, len(self._ids)
-        end = _first(self._text, self._stops, begin)
+        end, held = self._find_end(begin)
         self.stopped = end is not None
-        certain = end if end is not None else len(self._text) - _count_held(self._text, self._stops)
+        certain = end if end is not None else len(self._text) - held
         before, self._returned = self._returned, max(self._returned, certain)
         return self._text[before : self._returned]
 
     def final(self) -> str:
         """Returns the whole answer, cut before the stop string."""
         whole = self._decode(self._ids)
-        end = _first(whole, self._stops)
+        end = self._whole_end(whole)
         if end is None and self.stopped:
             # Decoded together, the tokens may give other text (some tokenizers move spaces): the streamed text counts.
-            whole, end = self._text, _first(self._text, self._stops)
+            whole, end = self._text, self._whole_end(self._text)
         return whole if end is None else whole[:end]
+
+    def _find_end(self, begin: int) -> tuple[int | None, int]:
+        """Finds the end of the answer in the text, new from `begin` on, and counts what may begin a stop string."""
+        if self._answer is None:
+            self._answer = answer_start(self._text, opened=self._opened, whole=False)
+            if self._answer is None:
+                opened = self._opened or self._text.lstrip().startswith(THINK_TAGS[0])
+                return None, 0 if opened else len(self._text)
+            begin = self._answer
+        longest = max(map(len, self._stops), default=1)
+        end = first_stop(self._text, self._stops, max(self._answer, begin - longest + 1))
+        return end, _count_held(self._text[max(self._answer, len(self._text) - longest) :], self._stops)
+
+    def _whole_end(self, text: str) -> int | None:
+        start = 0 if self._answer == 0 else answer_start(text, opened=self._opened)
+        return None if start is None else first_stop(text, self._stops, start)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -82,12 +107,6 @@ class AnswerText:
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) if ids else ""
-
-
-def _first(text: str, stops: Sequence[str], new: int = 0) -> int | None:
-    """Finds where the earliest stop string begins, if the text before `new` is known to hold no whole one."""
-    places = [text.find(stop, max(0, new - len(stop) + 1)) for stop in stops]
-    return min((place for place in places if place >= 0), default=None)
 
 
 def _count_held(text: str, stops: Sequence[str]) -> int:

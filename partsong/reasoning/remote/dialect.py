@@ -65,6 +65,7 @@ class Dialect:
     stream: bool = True
     limit: str = _LIMITS[0]
     refused: set[str] = field(default_factory=set)
+    thinks: bool = False
 
     def __post_init__(self) -> None:
         fields = {"model", "messages", "prompt", "stop", "stream", "n", "logprobs", "top_logprobs"}
@@ -95,7 +96,7 @@ class Dialect:
         }
         if self.stream:
             body["stream_options"] = {"include_usage": True}
-        if parameters.stop:
+        if parameters.stop and (parameters.stop_in_thoughts or not self.thinks):
             body["stop"] = list(parameters.stop)
         if parameters.logprobs and self.endpoint == "chat":
             body |= {"logprobs": True, "top_logprobs": parameters.logprobs}

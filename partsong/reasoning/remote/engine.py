@@ -205,7 +205,12 @@ class OpenAIEngine:
             body = self.dialect.body(request)
             sent.append(set(body))
             try:
-                return await self._attempt(client, body, request, reporter)
+                reply, completion = await self._attempt(client, body, request, reporter)
+                if not reply.ended_in_thoughts or "stop" not in body or request.parameters.stop_in_thoughts:
+                    return completion
+                # The server found a stop string in the thoughts: from now on answers are cut here.
+                self._lose(reporter, reply.tokens)
+                self.dialect.thinks = True
             except RequestRefusedError as error:
                 if not self.dialect.learn(body, error.words) or set(self.dialect.body(request)) in sent:
                     raise
@@ -213,13 +218,13 @@ class OpenAIEngine:
 
     async def _attempt(
         self, client: AsyncOpenAI, body: Mapping[str, Any], request: Request, reporter: _Reporter
-    ) -> Completion:
+    ) -> tuple[Reply, Completion]:
         reply = Reply(request, self.think_tags)
         self.traffic.requests += 1
         try:
             with named_faults(self.base_url, self._key.clean, lambda: reply.tokens > 0):
                 await self._read(client, body, reply, reporter)
-            return reply.completion()
+            return reply, reply.completion()
         except asyncio.CancelledError:
             reporter.cut = reply.tokens
             raise
@@ -255,6 +260,8 @@ class OpenAIEngine:
                         reporter.report(reply.add(event))
                         began = True
                         limit.reschedule(loop.time() + patience.stall)
+                        if self.dialect.thinks and "stop" not in body and reply.has_stopped:
+                            break
                 finally:
                     await stream.close()
         except TimeoutError:

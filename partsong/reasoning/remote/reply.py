@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from partsong.reasoning.calls.call import Completion, Request, Usage
+from partsong.reasoning.calls.thoughts import first_stop
 from partsong.reasoning.remote.errors import (
     DroppedError,
     GarbledError,
@@ -60,6 +61,9 @@ class Reply:
 
     def __init__(self, request: Request, think_tags: tuple[str, str] | None = None) -> None:
         self.request, self.think_tags = request, think_tags
+        self._stops = tuple(filter(None, request.parameters.stop))
+        #: Whether the server ended the answer before there was any, within hidden reasoning.
+        self.ended_in_thoughts = False
         self.tokens = 0
         self._events = self._messages = 0
         self._texts: list[str] = []
@@ -124,11 +128,14 @@ class Reply:
         if not self._messages:
             what = "no message in its choice" if self._reason is not None else "no choice"
             raise GarbledError(f"the server sent {self._events} events and {what}; is base_url that of an API?")
-        text, hidden = without_thoughts("".join(self._texts), self.think_tags)
+        whole, hidden = without_thoughts("".join(self._texts), self.think_tags)
         thoughts = "".join(self._thoughts) or hidden
         usage, reasoned = self._token_counts()
-        finish = self._finish()
-        if not text.strip() and (thoughts or 0 < usage.completion <= reasoned):
+        # Not every server looks for stop strings, or leaves them out.
+        text = whole if self.request.parameters.stop_in_thoughts else whole[: first_stop(whole, self._stops)]
+        finish = self._finish() if text == whole else "stop"
+        self.ended_in_thoughts = finish == "stop" and bool(thoughts) and not whole.strip()
+        if not whole.strip() and (thoughts or 0 < usage.completion <= reasoned):
             finish = "length"  # all tokens went into hidden reasoning, even where the server calls this a stop
         if usage.reported and usage.completion > self.request.parameters.max_tokens:
             _LOG.warning("the server wrote %d tokens of %d", usage.completion, self.request.parameters.max_tokens)
@@ -137,6 +144,12 @@ class Reply:
         return Completion(
             text=text, finish=finish, usage=usage, reasoning=thoughts, logprobs=logprobs, confidence=confidence
         )
+
+    @property
+    def has_stopped(self) -> bool:
+        """Returns whether a stop string has appeared in the answer, for servers that are not to look for it."""
+        text, _ = without_thoughts("".join(self._texts), self.think_tags)
+        return first_stop(text, self._stops) is not None
 
     def _finish(self) -> Literal["stop", "length"]:
         if self._reason is None:

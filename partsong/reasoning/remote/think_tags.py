@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from partsong.errors import ArgumentError
+from partsong.reasoning.calls.thoughts import THINK_TAGS
 
 __all__ = ["THINK_TAGS", "check_tags", "without_thoughts"]
-
-#: What most open models write around their thoughts.
-THINK_TAGS = ("<think>", "</think>")
 
 
 def check_tags(tags: tuple[str, str] | None) -> tuple[str, str] | None:

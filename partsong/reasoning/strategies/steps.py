@@ -132,7 +132,9 @@ class Stepper:
     @property
     def _limits(self) -> Parameters:
         settings = self.parameters or Parameters()
-        settings = replace(settings, max_tokens=self.step_tokens, stop=(*settings.stop, self.separator))
+        settings = replace(
+            settings, max_tokens=self.step_tokens, stop=(*settings.stop, self.separator), stop_in_thoughts=True
+        )
         return with_alternatives(settings, 20) if self.scorer is None else settings
 
     def answer(self, trace: Trace | None, extract: Extract, stopped: str, **details: object) -> Answer:

@@ -72,7 +72,9 @@ class ThreadWriter:
             text.finish = "length"
             return None
         stops = tuple(filter(None, (at.closer, stop)))
-        limits = replace(self.parameters, max_tokens=tokens - text.own_tokens, stop=(*self.parameters.stop, *stops))
+        limits = replace(self.parameters, max_tokens=tokens - text.own_tokens)
+        if stops:
+            limits = replace(limits, stop=(*limits.stop, *stops), stop_in_thoughts=True)
         try:
             chat, path = at.messages(text.parts), (*at.path, "text")
             completion = await self.run.call(chat, path=path, sample=text.own_calls, parameters=limits)

@@ -13,6 +13,7 @@ from partsong.errors import ArgumentError
 from partsong.jobs.folder_source import FolderSource
 from partsong.jobs.texts import load_tokenizer, open_text_model, plain_ids
 from partsong.knobs import format_knobs
+from partsong.reasoning.local.chat_tokens import chat_ids, quoting_ids
 from partsong.samplers.text import RULES, Decoded, Step, TextStream, decode_steps, parse_rule
 from partsong.samplers.text.request import DecodeRequest, check_request
 from partsong.serving.errors import ApiError
@@ -134,19 +135,26 @@ class DiffusionTexts:
         return _done(job, decoded, text)
 
     def _ids(self, request: TextRequest) -> list[int]:
-        """Returns the tokens of the prompt; of a model without a chat template those of the messages' texts."""
+        """Returns the tokens of the prompt; of a model without a chat template those of the messages' texts.
+
+        Mask tokens in a text to continue are gaps; what a chat's message quotes of them is text.
+        """
         prompt = "\n\n".join(text for _, text in request.messages)
         mask = self.tokenizer.mask_token
-        if self.source.zoo_name is not None and (mask is None or mask not in prompt):
+        has_gap = request.plain and mask is not None and mask in prompt
+        if self.source.zoo_name is not None and not has_gap:
             zoo.MODELS[self.source.zoo_name].task.parse(prompt)  # refuses unknown words
         if request.plain or not getattr(self.tokenizer, "chat_template", None):
-            return plain_ids(prompt, self.tokenizer)
+            if has_gap or mask is None or mask not in prompt:
+                return plain_ids(prompt, self.tokenizer)
+            return quoting_ids(self.tokenizer, prompt, mask)
         chat = [{"role": role, "content": text} for role, text in request.messages]
         try:
-            text = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            return chat_ids(self.tokenizer, chat, add_generation_prompt=True)
+        except ArgumentError:
+            raise
         except (TemplateError, ValueError) as error:
             raise ArgumentError(f"the model's chat template refuses these messages: {error}") from error
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def _length(self, request: TextRequest, ids: list[int]) -> int | None:
         """Returns how many tokens to write; None where only the gaps of the prompt are filled."""
