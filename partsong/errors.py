@@ -7,7 +7,15 @@ to change.
 
 from __future__ import annotations
 
-__all__ = ["ArgumentError", "ArgumentTypeError", "DistributedError", "PartsongError", "RankError", "UnsupportedError"]
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "DistributedError",
+    "NotANumberError",
+    "PartsongError",
+    "RankError",
+    "UnsupportedError",
+]
 
 
 class PartsongError(Exception):
@@ -28,6 +36,10 @@ class UnsupportedError(PartsongError, ValueError):
 
 class OutputError(PartsongError, OSError):
     """Says that a result could not be written to its end: the disk is full, or the place went away."""
+
+
+class NotANumberError(PartsongError, ArithmeticError):
+    """Says that a model computed NaN or infinite numbers, or has nothing left to choose from, so there is no result."""
 
 
 class DistributedError(PartsongError, RuntimeError):

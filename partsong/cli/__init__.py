@@ -11,6 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,11 +39,17 @@ from partsong.cli.options import (
     Video,
 )
 from partsong.cli.ranks import is_main
-from partsong.errors import DistributedError, OutputError, PartsongError
+from partsong.errors import DistributedError, NotANumberError, OutputError, PartsongError
 from partsong.left_out_libraries import leave_out
 from partsong.outputs import check_writable, write_json
+from partsong.whole_text import whole_json
 
 __all__ = ["main", "parse"]
+
+#: Options that are text for a model, or a list of such texts.
+_TEXTS = ("negative_prompt", "prompt", "question", "template")
+#: Errors of a run that was asked for rightly.
+_FAILURES = (DistributedError, NotANumberError, OutputError)
 
 #: Keys that the JSON result of every command has; null where a command has no such value.
 COMMON_KEYS = ("command", "strategy", "nproc", "seed", "seconds", "out", "ledger")
@@ -74,6 +81,9 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         args: the arguments; None takes those of the process.
     """
     options = None
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name of a file need not be text, nor a terminal write all
     try:
         options = parse(sys.argv[1:] if args is None else args)
         if args is None:
@@ -84,7 +94,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except PartsongError as error:
         if options is not None and options.debug:
             raise
-        _fail(str(error), 1 if isinstance(error, (DistributedError, OutputError)) else 2)
+        _fail(str(error), 1 if isinstance(error, _FAILURES) else 2)
     except KeyboardInterrupt:
         message = "interrupted"
         if isinstance(options, Think) and options.journal is not None:
@@ -137,11 +147,17 @@ def parse(args: Sequence[str]) -> Any:
                 args=list(args),
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
             )
-        return options.suite if isinstance(options, EvalSuite) else options
+        return _cleaned(options.suite if isinstance(options, EvalSuite) else options)
     except SystemExit as error:
         if error.code in (0, None):
             raise
         _fail(_one_line(complaints.getvalue()), 2)
+
+
+def _cleaned(options: Any) -> Any:
+    """Cleans texts for models of half characters; names of files stay as they are."""
+    given = {name: getattr(options, name, None) for name in _TEXTS}
+    return replace(options, **{name: whole_json(value) for name, value in given.items() if value is not None})
 
 
 def _one_line(box: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from partsong.errors import ArgumentError
+from partsong.whole_text import whole_json, whole_text
 
 __all__ = ["read_arguments"]
 
@@ -44,7 +45,7 @@ def read_arguments(texts: Iterable[str]) -> dict[str, Any]:
         {'true_cfg_scale': 4.5, 'sigmas': [1.0, 0.5], 'prompt_2': 'a lighthouse'}
     """
     arguments: dict[str, Any] = {}
-    for text in texts:
+    for text in map(whole_text, texts):
         key, equals, value = text.partition("=")
         if not equals or not key.isidentifier():
             raise ArgumentError(f"--set {text}: write KEY=VALUE, with the name of an argument of the pipeline's call")
@@ -61,7 +62,7 @@ def _read(text: str, value: str) -> Any:
         return WORDS[value.lower()]
     if value[:1] in ("[", "{", '"'):
         try:
-            return json.loads(value)
+            return whole_json(json.loads(value))
         except ValueError as error:
             raise ArgumentError(f"--set {text}: the value begins like JSON but is not valid JSON ({error})") from error
     number = _number(value)

@@ -18,12 +18,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from partsong.errors import NotANumberError
 from partsong.ledger import Ledger
 from partsong.outputs import max_abs_diff, psnr
 from partsong.parallel import Mesh, Plan
 from partsong.parallel.ranks.collectives import agree
 
-__all__ = ["WARM_UP_STEPS", "Draw", "Drift", "ComparedRun", "drift", "gather", "parallel_run", "serial_run"]
+__all__ = ["WARM_UP_STEPS", "Draw", "Drift", "ComparedRun", "drift", "finite", "gather", "parallel_run", "serial_run"]
 
 #: Steps of the warm-up call: cheap, but enough for the costs of a first call (allocation, threads, first exchange).
 WARM_UP_STEPS = 2
@@ -78,6 +79,22 @@ class ComparedRun:
     bytes_sent: tuple[int, ...] = ()
     seconds_waiting: tuple[float, ...] = ()
     explanation: str = ""
+
+
+def finite(images: Images) -> Images:
+    """Returns images, or frames of a video, that show something.
+
+    Raises:
+        NotANumberError: one holds a NaN, which would be written as black.
+    """
+    if np.isfinite(images).all():
+        return images
+    shares = 1 - np.isfinite(images).reshape(len(images), -1).mean(axis=1)
+    bad = int(shares.argmax())
+    raise NotANumberError(
+        f"{shares[bad]:.0%} of image {bad} is NaN or infinite, which would be written as black; look for such numbers "
+        f"in the weights, or use dtype bfloat16 or float32 if float16 overflowed"
+    )
 
 
 def drift(images: Images, reference: Images) -> Drift:

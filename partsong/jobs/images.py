@@ -11,7 +11,7 @@ import torch
 
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
-from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
+from partsong.jobs.compare import ComparedRun, Images, drift, finite, parallel_run, serial_run
 from partsong.jobs.loading import open_plan
 from partsong.jobs.pipelines import SamplingJob, open_mesh, open_pipeline, picture_arguments, pipeline_class
 from partsong.outputs import save_images, size_note
@@ -42,6 +42,7 @@ def run_image(job: ImageJob) -> dict[str, Any]:
     Raises:
         ArgumentError: the folder cannot be read, or the pipeline has no such argument or refuses its value.
         UnsupportedError: the pipeline makes no images.
+        NotANumberError: an image holds a NaN.
     """
     job.prepare_process()
     _check_call(job)
@@ -83,8 +84,8 @@ def _draw(job: ImageJob, target: Any, steps: int | None) -> Images:
     arguments = picture_arguments(arguments, job.prompt, job.num_images, seeded)
     try:
         if isinstance(target, Plan):
-            return np.asarray(generate(target, **arguments, output_type="np").images)
-        return np.asarray(target(**arguments, output_type="np").images)
+            return finite(np.asarray(generate(target, **arguments, output_type="np").images))
+        return finite(np.asarray(target(**arguments, output_type="np").images))
     except PartsongError:
         raise
     except (TypeError, ValueError) as error:

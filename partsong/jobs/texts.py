@@ -193,6 +193,9 @@ def run_text(loaded: LoadedText, watch: Callable[[Step], None] | None = None) ->
         The measured values by their JSON names. ``tokens`` and ``answer_tokens`` count the tokens that were decided, up
         to and including the end of the text, but not those that a template gives. ``tokens_per_forward`` divides by the
         forwards that denoise, ``answer_tokens_per_forward`` by all. Loading is not timed.
+
+    Raises:
+        NotANumberError: the model's logits are no numbers.
     """
     job, request = loaded.job, loaded.request
     drafted = job.verify or job.speculate
@@ -203,6 +206,7 @@ def run_text(loaded: LoadedText, watch: Callable[[Step], None] | None = None) ->
         for options in (loaded.options, serial):
             next(decode_steps(request.model, [loaded.ids], **options))
     decoded, seconds = _timed(loaded, loaded.options, watched, watch, job.ledger)
+    decoded.check()
     tokens, cost = decoded.tokens[0], decoded.summary()
     written = sum(given is None for given in request.answers[0][: len(tokens)])
     values: dict[str, Any] = {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from partsong.errors import ArgumentError, PartsongError
+from partsong.jobs.compare import finite
 from partsong.parallel import Plan
 from partsong.samplers.generate import can_stream, generate, stream
 from partsong.videos import VideoWriter
@@ -65,6 +66,7 @@ def sample_video(
 
     Raises:
         ArgumentError: the pipeline refuses the value of an argument.
+        NotANumberError: a frame holds a NaN.
     """
     run, start = VideoRun(), time.perf_counter()
     try:
@@ -76,6 +78,7 @@ def sample_video(
             part = part[:room]
             if not len(part):
                 continue
+            finite(part)
             run.times.append(time.perf_counter() - start)
             run.size = part.shape[1:3]
             if run.num_frames:

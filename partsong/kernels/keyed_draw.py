@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from partsong.kernels.no_token import marked
 from partsong.random_bits import philox
 
 __all__ = ["TokenDraw", "draw", "gumbel", "likely_draws", "noisy_logits"]
@@ -87,15 +88,18 @@ def draw(logits: Tensor, draws: Sequence[TokenDraw]) -> list[int]:
         logits: `[rows, vocabulary]`, any floating dtype.
         draws: one per row.
 
+    Returns:
+        A token for each row, or a negative number where there is none to draw; see `no_token`.
+
     >>> draw(torch.tensor([[0.0, 5.0]]), [TokenDraw(0.0, 1.0, seed=1, place=0)])
     [1]
     """
-    chosen = logits.argmax(dim=-1)
+    largest, chosen = logits.max(dim=-1)
     random = [index for index, each in enumerate(draws) if each.temperature > 0]
     if random:
         rows = torch.tensor(random, device=logits.device)
         chosen[rows] = _draw_random(logits[rows], [draws[index] for index in random])
-    return chosen.tolist()
+    return marked(chosen, largest).tolist()
 
 
 def likely_draws(logits: Tensor, draws: Sequence[TokenDraw], num: int) -> list[list[int]]:

@@ -166,7 +166,7 @@ def token_ids(
     """
     rows, form, draw = _read_call(hidden, weight, None, bias, softcap, logit_scale, temperature, noise)
     scan = _choose(rows)
-    tokens = token_head_naive.draw_tokens if scan is token_head_naive.scan else lambda *call: scan(*call).token
+    tokens = token_head_naive.draw_tokens if scan is token_head_naive.scan else lambda *call: scan(*call).drawn()
     return tokens(rows, weight, form, draw).reshape(hidden.shape[:-1])
 
 

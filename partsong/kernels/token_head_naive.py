@@ -15,8 +15,9 @@ from torch import Tensor
 
 from partsong.kernels.arguments import compute_dtype
 from partsong.kernels.few_rows import few_rows_product
+from partsong.kernels.no_token import FLOOR, marked
 from partsong.kernels.token_noise import gumbel
-from partsong.kernels.token_state import FLOOR, TokenState, merge_token_states
+from partsong.kernels.token_state import TokenState, merge_token_states
 
 __all__ = ["Draw", "Logits", "draw_tokens", "scan", "to_logits"]
 
@@ -98,7 +99,10 @@ def scan(
 
 
 def draw_tokens(hidden: Tensor, weight: Tensor, logits: Logits, draw: Draw | None = None) -> Tensor:
-    """Goes once over the vocabulary only for the drawn tokens, int64 `[N]`; arguments as in `scan`."""
+    """Goes once over the vocabulary only for the drawn tokens, int64 `[N]`; arguments as in `scan`.
+
+    Where there is none to draw it is a negative number; see `no_token`.
+    """
     dtype = compute_dtype(hidden.dtype)
     num_rows, num_tokens = _tile_shape(len(hidden), *weight.shape, converted=weight.dtype is not dtype)
     drawn: list[Tensor] = []
@@ -112,7 +116,7 @@ def draw_tokens(hidden: Tensor, weight: Tensor, logits: Logits, draw: Draw | Non
                 # The first of equals stays, and so does a NaN, as in a maximum over everything.
                 wins = (score > best) | (score.isnan() & ~best.isnan())
                 best, token = torch.where(wins, score, best), torch.where(wins, other, token)
-            drawn.append(token)
+            drawn.append(marked(token, best))
     return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
 
 

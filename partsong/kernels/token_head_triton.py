@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from triton import knobs
 
+from partsong.kernels.no_token import FLOOR
 from partsong.kernels.token_head_tiles import Tiles, tiles_for
 from partsong.kernels.token_noise import GROUP, LANES, STREAM
-from partsong.kernels.token_state import FLOOR
 
 __all__ = ["COMBINED", "VARIANTS", "combine_kernel", "options_for", "scan_kernel"]
 

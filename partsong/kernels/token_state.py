@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.kernels.no_token import marked
 
-__all__ = ["FLOOR", "TokenState", "TokenStats", "merge_token_states"]
-
-#: Stands for the largest logit where every logit is -inf: finite, so that no -inf - -inf arises anywhere.
-FLOOR = -1e38
+__all__ = ["TokenState", "TokenStats", "merge_token_states"]
 
 #: Above every token id, so that a minimum passes it over.
 _NO_TOKEN = torch.iinfo(torch.int64).max
@@ -33,10 +31,11 @@ class TokenStats:
 
     All fields have one shape: that of the positions asked for. Probabilities and entropy are of softmax(logits), at
     temperature 1 whatever the temperature of the draw. A row whose logits are all -inf has lse -inf and zeros
-    elsewhere; one with a NaN or +inf logit has NaN for its probabilities.
+    elsewhere; one with a NaN or +inf logit has NaN for its probabilities. Neither has a token.
 
     Attributes:
-        token: int64, the sampled token; the most likely one at temperature 0.
+        token: int64, the sampled token; the most likely one at temperature 0. Negative where there is none: see
+            `no_token`.
         token_prob: probability of `token`.
         argmax: int64, the most likely token, the lowest id among equals.
         max_prob: probability of `argmax`.
@@ -59,7 +58,7 @@ class TokenState:
     """Holds the sums of a pass over a part of the vocabulary, all of one shape; ids count in the whole vocabulary.
 
     Attributes:
-        top: largest logit m, at least `FLOOR`.
+        top: largest logit m, at least `no_token.FLOOR`: finite, so that no -inf - -inf arises anywhere.
         total: s, the sum of e^(x - m).
         slope: t, the sum of (x - m) e^(x - m).
         argmax: int64, the token of `top`, the lowest id among equals.
@@ -78,6 +77,11 @@ class TokenState:
     token_logit: Tensor
     score: Tensor
 
+    def drawn(self) -> Tensor:
+        """Returns the token, or a negative number where there is none."""
+        # A sum of NaN is one of logits that are no numbers, as is a largest one of +inf.
+        return marked(self.token, (self.top + self.total).masked_fill(self.total == 0, -math.inf))
+
     def stats(self) -> TokenStats:
         """Returns the statistics of the vocabulary this state has seen."""
         empty = self.total == 0
@@ -86,7 +90,7 @@ class TokenState:
         # expm1: of two nearly equal probabilities, the difference of the logits is far more accurate than their own.
         margin = -torch.expm1(self.second - self.top) / total
         return TokenStats(
-            token=self.token,
+            token=self.drawn(),
             token_prob=(torch.exp(self.token_logit - self.top) / total).masked_fill(empty, 0.0),
             argmax=self.argmax,
             max_prob=total.reciprocal().masked_fill(empty, 0.0),

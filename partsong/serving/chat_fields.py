@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from partsong.serving.chat_bodies import AnswerBody
 from partsong.serving.errors import ApiError
+from partsong.whole_text import whole_json
 
 __all__ = ["read_body", "read_fields"]
 
@@ -41,13 +42,13 @@ AnyBody = TypeVar("AnyBody", bound=AnswerBody)
 
 
 def read_fields(body: bytes) -> dict[str, Any]:
-    """Reads the body of a request as a JSON object.
+    """Reads the body of a request as a JSON object, whose texts are cleaned of half characters.
 
     Raises:
         ApiError: it is not a JSON object.
     """
     try:
-        fields = json.loads(body)
+        fields = whole_json(json.loads(body))
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):

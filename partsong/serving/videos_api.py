@@ -18,6 +18,7 @@ from partsong.serving.fields import SamplingBody, page_of
 from partsong.serving.growing import growing_file
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
+from partsong.whole_text import whole_json
 
 __all__ = ["VideoRequest", "router"]
 
@@ -158,7 +159,7 @@ def _still(job: Job, path: Path, variant: str) -> Response:
 
 async def _json(request: Request) -> Any:
     try:
-        fields = await request.json()
+        fields = whole_json(await request.json())
     except ValueError:
         raise ApiError(400, "the body is not JSON", code="invalid_json") from None
     if not isinstance(fields, dict):

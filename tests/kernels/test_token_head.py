@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels import token_head
+from partsong.kernels.no_token import ALL_FORBIDDEN, NOT_A_NUMBER
 from partsong.kernels.token_head import ENV, TokenNoise, merge_token_states, token_state, token_stats
 from tests.kernels.token_oracle import (
     TOLERANCE,
@@ -118,7 +119,8 @@ def test_nothing_allowed(twin, temperature) -> None:
     hidden, weight = inputs(2, 100, 8)
     stats = token_stats(hidden, weight, bias=torch.full((100,), MASK), temperature=temperature, noise=1)
     assert stats.lse.tolist() == [MASK, MASK]
-    for name in ("token", "argmax", "token_prob", "max_prob", "margin", "entropy"):
+    assert stats.token.tolist() == [ALL_FORBIDDEN, ALL_FORBIDDEN]
+    for name in ("argmax", "token_prob", "max_prob", "margin", "entropy"):
         assert getattr(stats, name).tolist() == [0, 0], name
 
 
@@ -132,6 +134,7 @@ def test_infinite_logits(twin, value) -> None:
     stats = token_stats(hidden, weight)
     if value > 0:
         assert stats.argmax.item() == 7
+        assert stats.token.item() == NOT_A_NUMBER
         assert stats.max_prob.isnan().all()
         assert stats.entropy.isnan().all()
     else:
@@ -140,7 +143,7 @@ def test_infinite_logits(twin, value) -> None:
         assert stats.margin.item() == 0.0
 
 
-def test_nan_shows_but_the_token_exists() -> None:
+def test_nan_is_no_token() -> None:
     hidden, weight = inputs(3, 50, 8)
     hidden[1] = math.nan
     state = merge_token_states(
@@ -150,7 +153,10 @@ def test_nan_shows_but_the_token_exists() -> None:
         ]
     )
     stats = state.stats()
-    assert ((stats.token >= 0) & (stats.token < 50) & (stats.argmax >= 0) & (stats.argmax < 50)).all()
+    assert stats.token[1] == NOT_A_NUMBER
+    assert ((stats.argmax >= 0) & (stats.argmax < 50)).all()
+    alone = TokenNoise(seed=1, positions=torch.tensor([0, 2]))
+    assert torch.equal(stats.token[::2], token_stats(hidden[::2], weight, temperature=1.0, noise=alone).token)
     for name in ("token_prob", "max_prob", "entropy", "lse"):
         assert getattr(stats, name).isnan().tolist() == [False, True, False]
 

@@ -17,7 +17,7 @@ from partsong.reasoning import Completion, Request
 from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.local.speculation.assistant import Assistant
 from partsong.reasoning.local.speculation.head import TrainedHead
-from tests.reasoning.drafters import FREE, Guessing, at_random, knowing
+from tests.reasoning.drafters import FREE, Guessing, at_random, knowing, unruly
 from tests.reasoning.heads import head_folder
 from tests.reasoning.local_models import LETTERS, all_of, engine, llama, reference, request, run, text_of, tokenizer
 
@@ -90,6 +90,16 @@ def test_answers_are_those_of_plain_decoding(drafter: str, how: dict[str, Any]) 
     assert rejected == drafted if drafter == "wrong" else rejected <= drafted
     # Two samples of a prompt may begin alike, and the one that is known first is guessed for both.
     assert drafter != "right" or rejected < drafted / 4
+
+
+@pytest.mark.parametrize("kind", ["deep", "chances", "no tokens"])
+def test_a_drafter_that_heeds_nothing_changes_nothing(kind: str) -> None:
+    asked = [request(prompt, seed=5, max_tokens=7, temperature=0.7) for prompt in PROMPTS]
+    longer = whole_texts([request(prompt, seed=5, max_tokens=22, temperature=0.7) for prompt in PROMPTS])
+    plain = run(all_of(engine(), asked))
+    fast = run(all_of(engine(speculate=unruly(longer, kind), step_costs=FREE), asked))
+    assert [(one.text, one.usage.completion) for one in fast] == [(one.text, one.usage.completion) for one in plain]
+    assert sum(one.usage.drafted - one.usage.rejected for one in fast) > 0
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "nucleus", "warm"])

@@ -30,6 +30,7 @@ from partsong.reasoning.answers.extract_code import final_code
 from partsong.reasoning.answers.extract_rows import final_list
 from partsong.reasoning.answers.sandbox import Runner
 from partsong.reasoning.calls.answer import Extract
+from partsong.whole_text import whole_json
 
 __all__ = ["DATASETS", "Kind", "load", "load_hub", "load_jsonl"]
 
@@ -274,7 +275,7 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = whole_json(json.loads(line))
             except json.JSONDecodeError as error:
                 raise ArgumentError(f"{path}: line {number + 1} is no JSON: {error}") from None
             if not isinstance(row, dict):

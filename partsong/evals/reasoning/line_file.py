@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from partsong.errors import ArgumentError, OutputError
+from partsong.whole_text import whole_json
 
 __all__ = ["LineFile", "read_lines"]
 
@@ -30,7 +31,7 @@ def read_lines(path: Path, noun: str) -> tuple[list[dict[str, Any]], int]:
             if not line.endswith(b"\n"):
                 break
             try:
-                value = json.loads(line)
+                value = whole_json(json.loads(line))
             except ValueError as error:
                 raise ArgumentError(f"{path} is no {noun}: line {len(objects) + 1}: {error}") from None
             if not isinstance(value, dict):

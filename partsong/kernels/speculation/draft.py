@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from numbers import Integral
 
 from partsong.errors import ArgumentError
 
@@ -96,6 +97,27 @@ class DraftTree:
         place = {0: 0} | {node: number for number, node in enumerate(nodes, 1)}
         tokens, parents = [self.tokens[node - 1] for node in nodes], [place[self.parents[node - 1]] for node in nodes]
         return DraftTree(tuple(tokens), tuple(parents), tuple(self.known_chances[node - 1] for node in nodes))
+
+    def within(self, room: int, vocabulary: int | None) -> DraftTree:
+        """Keeps the guesses that can be verified: not too deep, and each a token; their chances lie in [0, 1].
+
+        Args:
+            room: how many tokens the text may have after node 0.
+            vocabulary: how many tokens there are; None allows any.
+
+        >>> DraftTree.chain([5, 6, 99, 7], [2.0, 0.5, 0.5, 0.5]).within(3, 50).known_chances
+        (1.0, 0.5)
+        """
+        kept = {0}
+        for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True), 1):
+            is_token = isinstance(token, Integral) and 0 <= token < (vocabulary or token + 1)
+            if is_token and parent in kept and self.depths[node] <= room:
+                kept.add(node)
+        if len(kept) == 1 + len(self) and all(0.0 <= chance <= 1.0 for chance in self.chances):
+            return self
+        part = self.part(sorted(kept)[1:])
+        # The comparison turns a NaN into 0.
+        return replace(part, chances=tuple(min(chance, 1.0) if chance > 0.0 else 0.0 for chance in part.chances))
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -27,7 +27,8 @@ class Match:
     """Holds the result of a verified draft.
 
     Attributes:
-        tokens: the next tokens of the text, at least one. All but the last were guessed.
+        tokens: the next tokens of the text, at least one. All but the last were guessed. Where there was no token to
+            draw, the last is a negative number (see `no_token`), and the text cannot go on.
         path: the nodes whose tokens were kept, node 0 first; their keys stay.
         drawn: the model's own token at every node, which drafters may learn from.
     """

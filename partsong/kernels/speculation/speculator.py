@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
+from partsong.errors import ArgumentError
 from partsong.kernels.keyed_draw import TokenDraw
 from partsong.kernels.speculation.budget import with_masks, within_budget
 from partsong.kernels.speculation.draft import DraftTree
@@ -27,11 +29,13 @@ class Speculator:
         drafters: the drafters, whose guesses become one tree; without drafters there are none.
         costs: costs of steps over 1, 2, ... tokens; no step has more of them, unless there are more texts.
         ends: tokens that end a text.
+        vocabulary: how many tokens the model has; None where any number may be one.
     """
 
     drafters: tuple[Drafter, ...] = ()
     costs: tuple[float, ...] = (1.0,)
     ends: frozenset[int] = frozenset()
+    vocabulary: int | None = None
     _texts: dict[Hashable, DraftText] = field(init=False, default_factory=dict)
     #: Average gain in tokens of a step when masks followed the last token of the previous step.
     _gain: float = field(init=False, default=_GAIN)
@@ -74,16 +78,31 @@ class Speculator:
             self.leave(key)
 
     def propose(self, keys: Sequence[Hashable], rooms: Sequence[int]) -> list[DraftTree]:
-        """Guesses what follows each text, at most `rooms` tokens deep; empty if nothing pays off."""
+        """Guesses what follows each text, at most `rooms` tokens deep; empty if nothing pays off.
+
+        A guess beyond a text's room, or of no token, is left out, whoever made it.
+
+        Raises:
+            ArgumentError: a drafter proposed something other than a tree for each text.
+        """
         if not self.drafters:
             return []
         texts = [self._texts[key] for key in keys]
-        proposals = [drafter.propose(texts, rooms) for drafter in self.drafters]
+        proposals = [self._trees(drafter, texts, rooms) for drafter in self.drafters]
         drafts = [own[0] if len(own) == 1 else DraftTree.union(own) for own in zip(*proposals, strict=True)]
         kept = within_budget(drafts, self.costs, self.ends)
         if self.masks:
             kept = with_masks(kept, self.costs, rooms, self.masks, self._gain, self.ends)
         return kept if any(draft.num_rows > 1 for draft in kept) else []
+
+    def _trees(self, drafter: Drafter, texts: Sequence[DraftText], rooms: Sequence[int]) -> list[DraftTree]:
+        trees: Any = drafter.propose(texts, rooms)
+        if not isinstance(trees, Sequence) or len(trees) != len(texts) or not all(map(_is_tree, trees)):
+            raise ArgumentError(
+                f"{type(drafter).__name__} was asked for a DraftTree for each of {len(texts)} texts and proposed "
+                f"{trees!r:.200}"
+            )
+        return [tree.within(room, self.vocabulary) for tree, room in zip(trees, rooms, strict=True)]
 
     def observe(
         self, key: Hashable, draw: TokenDraw, draft: DraftTree, match: Match, hidden: Tensor | None = None
@@ -113,3 +132,7 @@ class Speculator:
             if hidden is not None and drafter.layers:
                 own = hidden[:, [layers.index(layer) for layer in drafter.layers]]
             drafter.observe(text, Observation(draft, match, own))
+
+
+def _is_tree(value: object) -> bool:
+    return isinstance(value, DraftTree)

@@ -127,6 +127,8 @@ class Denoiser:
             if self.plan.rounds is None:
                 return compute(**named)
             return self._verified(functools.partial(self._split, compute), forward, named)
+        if self.plan.blocks_gradients:
+            check_gradients(self.adapter.model, [self.module], named, self.plan.blocks_gradients)
         self._refuse(named)
         if self.checked:
             check_device(self.adapter.model, named[self.adapter.sample], self.plan.mesh)
@@ -291,8 +293,6 @@ class Denoiser:
         self._shapes.clear()
 
     def _refuse(self, named: dict[str, Any]) -> None:
-        if self.plan.blocks_gradients:
-            check_gradients(self.adapter.model, [self.module], named, self.plan.blocks_gradients)
         if self.cut is not None:
             check_given(self.adapter.model, self.adapter.refused, named)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from partsong.parallel.cuts.batch import BatchSplit
 from partsong.parallel.cuts.batch_rules import BatchRules
+from partsong.parallel.hooks.finite_watch import FiniteWatch
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
 from partsong.parallel.hooks.replaced_method import Method, ReplacedMethods
 from partsong.parallel.hooks.samples import sample_of
@@ -39,25 +40,27 @@ def follow_pipeline(
     if _scheduler(pipe) is None:
         return
     plan.guider = lambda: getattr(pipe, "guider", None)
-    tells_end = _tells_end(pipe)
+    watch, tells_end = FiniteWatch(), _tells_end(pipe)
+    for decoder in _decoders(pipe):
+        hooks.on_remove(decoder.register_forward_hook(_watching(watch, tells_end)).remove)
     if plan.loop is not None:
         # The sampler runs copies of the pipeline with schedulers of their own, and drives the clock itself.
         if hasattr(pipe, "check_inputs"):
             methods.replace(pipe, "check_inputs", lambda method: _before(method, plan.check_loop))
         if tells_end:
-            methods.replace(pipe, _LAST_ACT, lambda method: _ending(plan, method))
+            methods.replace(pipe, _LAST_ACT, lambda method: _after(_ending(plan, method), watch.report))
         return
     plan.clock.driven = True
     plan.callers = Callers(pipe, plan.clock, lambda other: _watch_end(plan, other, methods))
-    plan.follow_scheduler = lambda: _follow_scheduler(plan, pipe, methods)
-    _follow_scheduler(plan, pipe, methods)
+    plan.follow_scheduler = lambda: _follow_scheduler(plan, pipe, methods, watch)
+    plan.follow_scheduler()
     if hasattr(pipe, "prepare_latents"):
         methods.replace(pipe, "prepare_latents", lambda method: _sharing_result(plan, method))
     plan.tells_end = tells_end
     if tells_end:
         if hasattr(pipe, "check_inputs"):  # the first step of a call; the previous call may have ended in an error
             methods.replace(pipe, "check_inputs", lambda method: _before(method, plan.begin_check))
-        methods.replace(pipe, _LAST_ACT, lambda method: _after(_ending(plan, method), plan.end_call))
+        methods.replace(pipe, _LAST_ACT, lambda method: _after(_ending(plan, method), plan.end_call, watch.report))
     decoder = getattr(getattr(pipe, "vae", None), "decoder", None)
     if decoder is not None and shares_decoder and plan.mesh.axis("data").size > 1:
         hooks.add(decoder, _decoder_hook(plan, decoder), "data")
@@ -92,14 +95,14 @@ def _scheduler(pipe: Any) -> Any:
     return own if own is not None else next((getattr(pipe, name) for name in sorted(named)), None)
 
 
-def _follow_scheduler(plan: PlanState, pipe: Any, methods: ReplacedMethods) -> None:
+def _follow_scheduler(plan: PlanState, pipe: Any, methods: ReplacedMethods, watch: FiniteWatch) -> None:
     """Lets the pipeline's scheduler drive the clock, also one that replaces the first."""
     scheduler = _scheduler(pipe)
     if plan.scheduler is scheduler:
         return
     # Its timesteps were set before the plan followed it; but not for another pipeline's call.
     is_late = plan.scheduler is not None and plan.callers is not None and plan.callers.now() in (None, pipe)
-    plan.scheduler, follower = scheduler, _SchedulerFollower(plan)
+    plan.scheduler, follower = scheduler, _SchedulerFollower(plan, watch)
     methods.replace(scheduler, "set_timesteps", follower.begin, follower.begin_copy)
     methods.replace(scheduler, "step", follower.advance, follower.advance_copy)
     if not hasattr(pipe, "prepare_latents") and hasattr(scheduler, "scale_model_input"):
@@ -118,11 +121,12 @@ def _levels(scheduler: Any) -> list[float] | None:
 class _SchedulerFollower:
     """Drives a plan's clock by the methods of its pipeline's scheduler, or of the copies a pipeline makes of it."""
 
-    def __init__(self, plan: PlanState) -> None:
-        self.plan = plan
+    def __init__(self, plan: PlanState, watch: FiniteWatch) -> None:
+        self.plan, self.watch = plan, watch
 
     def begin(self, set_timesteps: Method) -> Method:
         def begin_generation() -> None:
+            self.watch.report()
             scheduler: Any = set_timesteps.__self__  # type: ignore[attr-defined]
             self.plan.begin_generation(scheduler.timesteps.tolist(), _levels(scheduler))
 
@@ -146,6 +150,7 @@ class _SchedulerFollower:
             if clock.step == 0 and not clock.is_followed:
                 # Schedulers take the timestep in different positions.
                 clock.begun_at(signature.bind(*args, **kwargs).arguments["timestep"])
+            self._look(result)
             # Some pipelines call the scheduler twice per call of the model.
             if clock.is_called and not clock.is_followed:
                 self._end_step()
@@ -154,12 +159,24 @@ class _SchedulerFollower:
         return advance_after
 
     def advance_copy(self, step: Method) -> Method:
-        def end_together() -> None:
+        def advance_together(*args: Any, **kwargs: Any) -> Any:
+            result = step(*args, **kwargs)
+            self._look(result)
             # A scheduler per frame: all of them together make one step, after the model's calls for it.
             if self.plan.clock.is_called and not self.plan.clock.is_followed:
                 self._end_step()
+            return result
 
-        return _after(step, end_together)
+        return advance_together
+
+    def _look(self, result: Any) -> None:
+        """Looks for a NaN, and reports after the last step where nothing notices the end of a call."""
+        plan = self.plan
+        if plan.mesh.rank == 0:  # all ranks have the same
+            steps = "" if plan.clock.num_steps is None else f" of {plan.clock.num_steps}"
+            self.watch.look(result, f"at step {plan.clock.step + 1}{steps}")
+        if not plan.tells_end and plan.clock.is_last_step:
+            self.watch.report()
 
     def _end_step(self) -> None:
         self.plan.clock.advance()
@@ -174,10 +191,11 @@ def _before(method: Method, act: Callable[[], None]) -> Method:
     return called
 
 
-def _after(method: Method, act: Callable[[], None]) -> Method:
+def _after(method: Method, *acts: Callable[[], None]) -> Method:
     def called(*args: Any, **kwargs: Any) -> Any:
         result = method(*args, **kwargs)
-        act()
+        for act in acts:
+            act()
         return result
 
     return called
@@ -220,6 +238,22 @@ def _shared(plan: PlanState, latents: Tensor) -> Tensor:
         plan.begin_call()
     plan.seen.latents.append(latents.nbytes)
     return share_latents(plan.mesh.axis(*AXES), latents)
+
+
+def _decoders(pipe: Any) -> list[nn.Module]:
+    """Lists the decoders of a pipeline's autoencoders."""
+    coders = [part for part in getattr(pipe, "components", {}).values() if hasattr(part, "decode")]
+    decoders = (getattr(coder, "decoder", None) for coder in coders)
+    return [decoder for decoder in decoders if isinstance(decoder, nn.Module)]
+
+
+def _watching(watch: FiniteWatch, tells_end: bool) -> Callable[..., None]:
+    def look(decoder: nn.Module, given: Any, made: Any) -> None:
+        watch.look(made, "in the decoder")
+        if not tells_end:
+            watch.report()
+
+    return look
 
 
 def _decoder_hook(plan: PlanState, decoder: nn.Module) -> AroundHook:

@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from partsong.reasoning.calls.text_tree import Part, Piece, flat_text, pieces_of, shape_of
+from partsong.whole_text import whole_text
 
 __all__ = ["Completion", "Message", "Parameters", "Piece", "Request", "Usage"]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Holds a message of a chat, put together from plain text and from pieces of earlier answers.
+    """Holds a message of a chat, put together from plain text, cleaned of half characters, and from earlier answers.
 
     If the last message is the assistant's, the model continues it. It may hold forks: text that splits into threads and
     joins them again. `LocalEngine` then lets each token see what the forks allow and computes nothing twice. An
@@ -31,6 +32,10 @@ class Message:
 
     role: Literal["system", "user", "assistant"]
     pieces: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        pieces = tuple(whole_text(part) if isinstance(part, str) else part for part in self.pieces)
+        object.__setattr__(self, "pieces", pieces)
 
     @property
     def text(self) -> str:
@@ -141,7 +146,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """Holds the result of a call.
+    """Holds the result of a call; its texts are cleaned of half characters.
 
     Attributes:
         text: the answer, without hidden reasoning.
@@ -163,6 +168,10 @@ class Completion:
     confidence: tuple[float, ...] | None = None
     source: str = ""
     tokens: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("text", "reasoning"):
+            object.__setattr__(self, name, whole_text(getattr(self, name)))
 
     @property
     def piece(self) -> Piece:

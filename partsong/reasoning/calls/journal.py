@@ -12,10 +12,11 @@ import asyncio
 import json
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from partsong.errors import ArgumentError, OutputError
 from partsong.reasoning.calls.call import Completion, Request, Usage
@@ -31,6 +32,14 @@ CREATE TABLE IF NOT EXISTS calls (
 ) STRICT;
 """
 
+
+#: The usage is NULL where the completion is no JSON.
+_PAST = """
+SELECT rowid, place, state, end, CASE WHEN json_valid(completion) THEN json_extract(completion, '$.usage') END
+FROM calls WHERE run = ? ORDER BY place
+"""
+_FIND = "SELECT rowid, place, state, start, end, completion FROM calls WHERE run = ? AND key = ?"
+_DAMAGED = "delete that row, whose call is then made again, or take another journal"
 
 #: How a call ended: by itself, cancelled by the caller, or by the budget, possibly before it began.
 State = Literal["complete", "cancelled", "budget"]
@@ -113,30 +122,55 @@ class Journal:
         self._db.close()
 
     def find(self, run: str, request: Request) -> Entry | None:
-        """Returns how a call of a run ended; None if the journal does not hold it."""
-        with self._lock:
-            row = self._db.execute(
-                "SELECT place, state, start, end, completion FROM calls WHERE run = ? AND key = ?", (run, request.key)
-            ).fetchone()
+        """Returns how a call of a run ended; None if the journal does not hold it.
+
+        Raises:
+            ArgumentError: its row is damaged.
+        """
+        row = next(iter(self._read(_FIND, run, request.key)), None)
         if row is None:
             return None
-        place, state, start, end, completion = row
-        return Entry(place, state, start, end, Completion.from_json(json.loads(completion)))
+        number, place, state, start, end, completion = row
+        with self._whole(run, number):
+            if state not in get_args(State):
+                raise ValueError(f"no state {state!r}")
+            return Entry(place, state, start, end, Completion.from_json(json.loads(completion)))
 
     def past(self, run: str) -> Past:
-        """Returns what a run has done so far."""
-        with self._lock:
-            rows = self._db.execute(
-                "SELECT place, state, end, json_extract(completion, '$.usage') FROM calls WHERE run = ? ORDER BY place",
-                (run,),
-            ).fetchall()
-        spent = [(state, Usage(**json.loads(usage))) for _, state, _, usage in rows]
+        """Returns what a run has done so far.
+
+        Raises:
+            ArgumentError: a row is damaged.
+        """
+        rows, spent = self._read(_PAST, run), list[tuple[str, Usage]]()
+        for number, _, state, _, usage in rows:
+            with self._whole(run, number):
+                spent.append((state, _usage(json.loads(usage))))
+        rows = [row[1:] for row in rows]
         return Past(
             places=[place for place, state, *_ in rows if state == "complete"],
             next=max((place for place, *_ in rows), default=-1) + 1,
             seconds=max((end for _, _, end, _ in rows), default=0.0),
             usage=[usage for state, usage in spent if state == "complete" or usage.completion],
         )
+
+    def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        try:
+            with self._lock:
+                return self._db.execute(query, values).fetchall()
+        except sqlite3.ProgrammingError:  # it is closed
+            raise
+        except sqlite3.Error as error:
+            raise ArgumentError(f"{self.path} cannot be read: {error}; take another journal") from error
+
+    @contextmanager
+    def _whole(self, run: str, number: int) -> Iterator[None]:
+        """Refuses a row that cannot be read."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            where = f"{self.path} is damaged: row {number} of its table calls, of run {run}"
+            raise ArgumentError(f"{where}, holds no call ({type(error).__name__}: {error}); {_DAMAGED}") from error
 
     async def write(self, run: str, request: Request, entry: Entry) -> None:
         """Writes the end of a call to the disk, over an earlier one that was cancelled, and returns once it is there.
@@ -168,12 +202,14 @@ class Journal:
                     rows = [row for row, _ in waiting]
                     self._db.executemany("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
                     self._db.execute("COMMIT")
-                except sqlite3.Error:
+                except BaseException:
                     if self._db.in_transaction:  # some failures end the transaction themselves
                         self._db.execute("ROLLBACK")
                     raise
         except sqlite3.Error as problem:
             error = OutputError(f"{self.path}: a completed call cannot be written: {problem}; make room, run again")
+        except Exception as problem:  # noqa: BLE001 - whatever it is, nobody may be left waiting
+            error = OutputError(f"{self.path}: a completed call cannot be written: {type(problem).__name__}: {problem}")
         for _, written in waiting:
             if written.cancelled():
                 continue
@@ -187,6 +223,12 @@ class Journal:
         """Counts the calls of all runs that have ended by themselves."""
         with self._lock:
             return int(self._db.execute("SELECT COUNT(*) FROM calls WHERE state = 'complete'").fetchone()[0])
+
+
+def _usage(record: dict[str, Any]) -> Usage:
+    if not all(isinstance(number, int) for number in record.values()):
+        raise ValueError(f"{record} are no counts")
+    return Usage(**record)
 
 
 def _row(run: str, request: Request, entry: Entry) -> tuple[Any, ...]:

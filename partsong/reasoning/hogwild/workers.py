@@ -12,7 +12,9 @@ import torch
 
 from partsong.errors import ArgumentError
 from partsong.kernels.keyed_draw import TokenDraw, draw
+from partsong.kernels.no_token import why_no_token
 from partsong.reasoning.calls.call import Completion, Parameters, Usage
+from partsong.reasoning.calls.engine import EngineError
 from partsong.reasoning.hogwild.attention import Feed, forward
 from partsong.reasoning.hogwild.cache import BlockStore, CacheBlock
 from partsong.reasoning.hogwild.layouts import Table, WorkerLayout
@@ -186,10 +188,15 @@ class Writing:
             logits = forward(self.model, self._rotary, self.store, self._feeds(self._reading))
             parameters = self.work.parameters
             heat = [0.0 if writer.greedy else parameters.temperature for writer in self._reading]
-            return draw(
+            tokens = draw(
                 logits,
                 [TokenDraw(t, parameters.top_p, w.seed, w.drawn) for t, w in zip(heat, self._reading, strict=True)],
             )
+            for writer, token in zip(self._reading, tokens, strict=True):
+                # The others read what it writes, so nobody can go on.
+                if token < 0:
+                    raise EngineError(why_no_token(token, writer.number, self.prefill + writer.inserted + writer.drawn))
+            return tokens
 
     def take(self, tokens: Sequence[int]) -> list[WorkerReport]:
         """Takes what `compute` drew; reports each worker's new text."""

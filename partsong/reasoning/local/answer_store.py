@@ -76,6 +76,11 @@ class AnswerStore:
         for store in (self.keys, self.values):
             store[:, target, :, :length] = store[:, source, :, :length]
 
+    def clear(self, row: int, first: int) -> None:
+        """Writes zeros into the slots of a row, beginning at one."""
+        for store in (self.keys, self.values):
+            store[:, row, :, first:] = 0
+
     def release(self) -> None:
         """Frees the memory once there are no rows."""
         self.keys, self.values = self._room(0, _SLOTS)

@@ -167,6 +167,10 @@ class Batch(Generic[Row]):
         row.tail += (row.next_token, *tokens[:-1])
         row.next_token = tokens[-1]
 
+    def clear(self, row: Row, first: int) -> None:
+        """Empties a row's own slots from one on: hidden keys have weight 0 as well, and 0 * nan is nan."""
+        self.store.clear(self.rows.index(row), first)
+
     def keys_of(self, row: Row) -> tuple[Tensor, Tensor]:
         """Returns keys and values `[layers, kv_heads, tokens, head_dim]` of a row's own tokens, as views."""
         place, own = self.rows.index(row), slice(row.copied, row.length)

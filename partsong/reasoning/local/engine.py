@@ -212,7 +212,8 @@ def _speculator(
 ) -> Speculator:
     processor = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else None
     own = usual_costs(model.num_weights, processor, "rounded" if model.quantized else "packed")
-    return Speculator(tuple(each.build(model, tokenizer) for each in drafters), costs or costs_by_tokens(own), ends)
+    built = tuple(each.build(model, tokenizer) for each in drafters)
+    return Speculator(built, costs or costs_by_tokens(own), ends, model.vocab_size)
 
 
 def _end_tokens(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from partsong.kernels.keyed_draw import draw
+from partsong.kernels.no_token import NOT_A_NUMBER, why_no_token
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.match import Match, follow, node_draws
 from partsong.kernels.speculation.speculator import Speculator
 from partsong.reasoning.calls.call import Completion
+from partsong.reasoning.calls.engine import EngineError
 from partsong.reasoning.local.batch import Batch, BatchOutput
 from partsong.reasoning.local.batch_feed import BatchRow
 from partsong.reasoning.local.model import LocalModel
@@ -38,7 +40,8 @@ class SchedulerReport(NamedTuple):
         tokens: how many tokens are drawn so far.
         confidence: that of the token drawn in this turn, if requested.
         ended: whether the engine is done with the call.
-        completion: the result of a call that ended by itself; None for one that was cancelled.
+        completion: the result of a call that ended by itself; None for one that was cancelled or failed.
+        error: why it failed.
     """
 
     ticket: Ticket
@@ -47,6 +50,7 @@ class SchedulerReport(NamedTuple):
     confidence: tuple[float, ...] = ()
     ended: bool = False
     completion: Completion | None = None
+    error: EngineError | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -242,6 +246,11 @@ class Scheduler:
         trees = drafts or [DraftTree()] * len(rows)
         draws = [each for row, tree in zip(rows, trees, strict=True) for each in node_draws(tree, row.ticket.draw)]
         tokens = draw(whole, draws + [ticket.draw for ticket, _ in ready])
+        if any(map(len, drafts)) and NOT_A_NUMBER in tokens[: len(tokens) - len(ready)]:
+            # A guess that the model breaks on spoils its text though nothing sees it, since 0 * nan is nan.
+            for row in rows:
+                self.batch.clear(row, row.length)
+            return self._draw(rows, (), self.batch.forward([], layers=self.speculator.layers), ready)
         news, ended, begin = list[SchedulerReport](), list[_CallRow](), 0
         states = output.states if output is not None and output.states else [None] * len(rows)
         for row, tree, seen in zip(rows, trees, states, strict=True):
@@ -250,17 +259,27 @@ class Scheduler:
             if self._go_on(row, tree, match, whole[here], news):
                 ended.append(row)
             # Drafters learn from an answer's last step, too: guesses are right most often there.
-            self.speculator.observe(row, row.ticket.draw, tree, match, seen)
+            if match.tokens[-1] >= 0:
+                self.speculator.observe(row, row.ticket.draw, tree, match, seen)
             begin = here.stop
         # A row that leaves gives its place to another: only now do all of them hold their draws.
         for row in ended:
-            self._keep(row)
+            if row.next_token < 0:  # its keys are no numbers
+                self.batch.clear(row, 0)
+            else:
+                self._keep(row)
             self._leave(row)
-        for (ticket, node), token, after in zip(ready, tokens[begin:], whole[begin:], strict=True):
+        self._begin_rows(ready, tokens[begin:], whole[begin:], news)
+        return news
+
+    def _begin_rows(
+        self, ready: list[tuple[Ticket, PrefixNode]], tokens: list[int], logits: Tensor, news: list[SchedulerReport]
+    ) -> None:
+        """Gives rows to calls whose prompts are computed, with their first tokens."""
+        for (ticket, node), token, after in zip(ready, tokens, logits, strict=True):
             if not self._take(ticket, token, after, news):
                 self._join(_CallRow(leaf=node, next_token=token, mark=ticket.prompt.mark, ticket=ticket), node.ahead)
             node.users -= 1
-        return news
 
     def _go_on(self, row: _CallRow, tree: DraftTree, match: Match, logits: Tensor, news: list[SchedulerReport]) -> bool:
         """Appends a row's draws, up to a token that ends its answer; returns whether there was one."""
@@ -276,7 +295,11 @@ class Scheduler:
         return ended
 
     def _take(self, ticket: Ticket, token: int, logits: Tensor, news: list[SchedulerReport]) -> bool:
-        """Takes a drawn token and reports it; returns whether it ends the answer."""
+        """Takes a drawn token and reports it; returns whether the answer ends, as it does without a token."""
+        if token < 0:
+            why = why_no_token(token, None, ticket.prompt.end + len(ticket.answer))
+            news.append(SchedulerReport(ticket, tokens=len(ticket.answer), ended=True, error=EngineError(why)))
+            return True
         if ticket.parameters.logprobs:
             ticket.note(*_logprobs(logits, token, ticket.parameters.logprobs))
         text, completion = ticket.take(token)

@@ -115,7 +115,7 @@ def _deliver(news: list[SchedulerReport]) -> None:
         if each.completion is not None or not each.ended:
             each.ticket.report(each.text, each.tokens, each.confidence)
         if each.ended:
-            each.ticket.deliver(each.completion or EngineError("the call was cancelled"))
+            each.ticket.deliver(each.completion or each.error or EngineError("the call was cancelled"))
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, function: object, argument: object) -> None:

@@ -26,10 +26,12 @@ from partsong.reasoning.remote.errors import (
     RequestRefusedError,
     StalledError,
 )
+from partsong.reasoning.remote.event_stream import events_of
 from partsong.reasoning.remote.faults import named_faults, stalled
 from partsong.reasoning.remote.reply import Reply, ReplyPart
 from partsong.reasoning.remote.think_tags import THINK_TAGS, check_tags
 from partsong.reasoning.remote.timeouts import Patience
+from partsong.whole_text import whole_text
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -253,10 +255,11 @@ class OpenAIEngine:
                     kind = stream.response.headers.get("content-type", "")
                     if "json" in kind:  # it does not stream
                         reply.add(json.loads(await stream.response.aread()))
-                    elif "html" in kind:
+                        return
+                    if "html" in kind:
                         page = (await stream.response.aread()).decode(errors="replace")
                         raise GarbledError(f"{self.base_url} sent a web page where an answer was due: {_start(page)}")
-                    async for event in stream:
+                    async for event in events_of(stream.response.aiter_bytes(), self._key.clean):
                         reporter.report(reply.add(event))
                         began = True
                         limit.reschedule(loop.time() + patience.stall)
@@ -300,7 +303,7 @@ class OpenAIEngine:
         except TimeoutError:
             raise stalled(self.base_url, self.patience.connect, "connect") from None
         models = reply.get("data") if isinstance(reply, Mapping) else None
-        return [str(model.get("id")) for model in models or [] if isinstance(model, Mapping)]
+        return [whole_text(str(model.get("id"))) for model in models or [] if isinstance(model, Mapping)]
 
     def _client(self) -> AsyncOpenAI:
         """Returns a client for the running event loop: connections do not outlive the loop they were made in."""

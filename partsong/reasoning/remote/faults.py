@@ -22,6 +22,7 @@ from partsong.reasoning.remote.errors import (
     StalledError,
     UnreachableError,
 )
+from partsong.whole_text import whole_text
 
 if TYPE_CHECKING:
     import openai
@@ -89,7 +90,7 @@ def _words(error: openai.APIError) -> str:
     """Returns the server's own words in one line."""
     body = error.body
     words = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False) if body else str(error)
-    line = " ".join(words.split())
+    line = " ".join(whole_text(words).split())
     return line if len(line) <= _WORDS else line[: _WORDS - 3] + "..."
 
 

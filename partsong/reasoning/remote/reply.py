@@ -18,6 +18,7 @@ from partsong.reasoning.remote.errors import (
 )
 from partsong.reasoning.remote.logprobs import DrawnToken, drawn_tokens
 from partsong.reasoning.remote.think_tags import without_thoughts
+from partsong.whole_text import CleanedPieces
 
 __all__ = ["ReplyPart", "Reply", "estimated_tokens"]
 
@@ -30,6 +31,8 @@ _MOST_TOKENS = 10_000_000
 _STOPPED = {"stop", "eos", "eos_token", "end_turn", "stop_sequence", "completed"}
 _CUT = {"length", "max_tokens", "max_output_tokens", "max_completion_tokens"}
 _BROKEN = {"error", "abort", "cancelled"}
+#: What some servers send in every piece in place of null.
+_OPEN = {"", "null", "None"}
 
 
 def estimated_tokens(text: str) -> int:
@@ -65,7 +68,9 @@ class Reply:
         #: Whether the server ended the answer before there was any, within hidden reasoning.
         self.ended_in_thoughts = False
         self.tokens = 0
-        self._events = self._messages = 0
+        self._events = self._messages = self._bare = 0
+        self._whole_text, self._whole_thought = CleanedPieces(), CleanedPieces()
+        self._strange: Any = None
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._drawn: list[DrawnToken] = []
@@ -82,8 +87,9 @@ class Reply:
         if not isinstance(event, Mapping):
             raise GarbledError(f"the server sent {_short(event)} where an object was due")
         self._events += 1
-        if event.get("error"):
-            raise ServerFailedError(f"the server failed in the middle of an answer: {_short(event['error'])}")
+        if event.get("error") or event.get("object") == "error":
+            words = _short(event.get("error") or dict(event))
+            raise ServerFailedError(f"the server failed in the middle of an answer: {words}")
         if isinstance(event.get("usage"), Mapping):
             self._usage = event["usage"]
         choices = [] if event.get("choices") is None else event["choices"]
@@ -92,6 +98,8 @@ class Reply:
         if len(choices) > 1 or any(choice.get("index") not in (0, None) for choice in choices):
             others = f"one answer was asked for and the server sent others: {_short(choices)}"
             raise GarbledError(others, retry=False)
+        if not choices and not isinstance(event.get("usage"), Mapping):
+            self._strange = dict(event)
         return self._choice(choices[0]) if choices else ReplyPart()
 
     def _choice(self, choice: Mapping[str, Any]) -> ReplyPart:
@@ -106,14 +114,17 @@ class Reply:
         text, thought = _parts(message.get("content"))
         hidden = [message.get(name) for name in ("reasoning_content", "reasoning")]
         thought += next((part for part in hidden if isinstance(part, str)), "")  # some servers send the same in both
+        text, thought = self._whole_text.push(text), self._whole_thought.push(thought)
         drawn = drawn_tokens(choice.get("logprobs"))
+        if choice.get("finish_reason") is not None and choice["finish_reason"] not in _OPEN:
+            self._reason = str(choice["finish_reason"])
+            text, thought = text + self._whole_text.end(), thought + self._whole_thought.end()
         self._texts.append(text)
         self._thoughts.append(thought)
         self._drawn += drawn
+        self._bare += bool(text and not drawn)
         new = len(drawn) or (1 if text or thought else 0)
         self.tokens += new
-        if choice.get("finish_reason") is not None:
-            self._reason = str(choice["finish_reason"])
         return ReplyPart(text, self.tokens, self._confidence(drawn)) if new else ReplyPart()
 
     def completion(self) -> Completion:
@@ -127,6 +138,7 @@ class Reply:
         """
         if not self._messages:
             what = "no message in its choice" if self._reason is not None else "no choice"
+            what += "" if self._strange is None else f" but {_short(self._strange)}"
             raise GarbledError(f"the server sent {self._events} events and {what}; is base_url that of an API?")
         whole, hidden = without_thoughts("".join(self._texts), self.think_tags)
         thoughts = "".join(self._thoughts) or hidden
@@ -140,7 +152,7 @@ class Reply:
         if usage.reported and usage.completion > self.request.parameters.max_tokens:
             _LOG.warning("the server wrote %d tokens of %d", usage.completion, self.request.parameters.max_tokens)
             finish = "length"
-        logprobs, confidence = self._probabilities(usage)
+        logprobs, confidence = self._probabilities(usage, None if thoughts and not reasoned else reasoned)
         return Completion(
             text=text, finish=finish, usage=usage, reasoning=thoughts, logprobs=logprobs, confidence=confidence
         )
@@ -181,16 +193,36 @@ class Reply:
         reasoning = _count(_inner(reported, "completion_tokens_details").get("reasoning_tokens")) or 0
         return Usage(prompt=prompt, cached=min(cached, prompt), completion=completion), reasoning
 
-    def _probabilities(self, usage: Usage) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-        num = self.request.parameters.logprobs
+    def _probabilities(
+        self, usage: Usage, reasoned: int | None
+    ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+        num, drawn = self.request.parameters.logprobs, len(self._drawn)
         if not num:
             return None, None
-        if not self._drawn and usage.completion > 1:  # an empty answer has no log-probabilities to report
+        if not drawn and usage.completion > 1:  # an empty answer has no log-probabilities to report
             raise RequestRefusedError(
                 f"logprobs={num} were asked for and the server sent none; it cannot serve strategies that need them"
             )
+        most = self._tokens_drawn(usage, reasoned)
+        if drawn < most:
+            raise RequestRefusedError(
+                f"logprobs={num} were asked for and the server sent those of {drawn} tokens of at least {most}; it "
+                f"cannot serve strategies that need one for each"
+            )
         confidence = self._confidence(self._drawn)
-        return tuple(own for own, _ in self._drawn), confidence if len(confidence) == len(self._drawn) else None
+        return tuple(own for own, _ in self._drawn), confidence if len(confidence) == drawn else None
+
+    def _tokens_drawn(self, usage: Usage, reasoned: int | None) -> int:
+        """Returns how many tokens of the answer must have log-probabilities, at least.
+
+        Servers need not send those of hidden reasoning, of the token that ends a text, and of what a stop string cuts.
+        """
+        if not self._drawn:
+            return 0
+        if not usage.reported:
+            return len(self._drawn) + self._bare - 1
+        cut = max(map(len, self.request.parameters.stop), default=0)
+        return 0 if reasoned is None else usage.completion - reasoned - 1 - cut
 
     def _confidence(self, drawn: list[DrawnToken]) -> tuple[float, ...]:
         """Returns the confidence by token; servers may send the drawn token on top of the alternatives asked for."""

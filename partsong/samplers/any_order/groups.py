@@ -13,10 +13,10 @@ from torch import Tensor
 
 from partsong import seeds
 from partsong.errors import ArgumentError
-from partsong.kernels.token_noise import gumbel
+from partsong.kernels.place_draw import draw_places
 from partsong.samplers.any_order.model import PictureModel
 
-__all__ = ["decode_groups", "draw_tokens", "row_keys"]
+__all__ = ["decode_groups", "row_keys"]
 
 
 @torch.no_grad()
@@ -47,6 +47,7 @@ def decode_groups(
 
     Raises:
         ArgumentError: sizes that do not fit the order, or an order that is not a permutation.
+        NotANumberError: the model's logits are no numbers.
 
     Source: locality-aware parallel decoding, arXiv 2507.01957.
     """
@@ -58,7 +59,7 @@ def decode_groups(
     tokens, known = torch.zeros_like(order), order[:, :0]
     for places in order.split(list(sizes), 1):
         logits = reader.ask(tokens.gather(1, known), known, places, mutual=mutual)
-        tokens.scatter_(1, places, draw_tokens(logits, places, keys, temperature))
+        tokens.scatter_(1, places, draw_places(logits, places, keys, temperature))
         known = places
     return tokens
 
@@ -68,18 +69,3 @@ def row_keys(seed: int, order: Tensor) -> Tensor:
     keys = [seeds.derive(seed, "row", row) for row in range(len(order))]
     signed = [key - (1 << 64) if key >> 63 else key for key in keys]
     return torch.tensor(signed, dtype=torch.int64, device=order.device)
-
-
-def draw_tokens(logits: Tensor, places: Tensor, keys: Tensor, temperature: float) -> Tensor:
-    """Draws a token for each place with that place's own noise.
-
-    Args:
-        logits: `[B, K, V]`.
-        places: int64 `[B, K]`.
-        keys: int64 `[B]`, one a row.
-        temperature: 0 takes the likeliest.
-    """
-    if temperature == 0:
-        return logits.argmax(-1)
-    noise = gumbel(keys[:, None].expand_as(places).reshape(-1), places.reshape(-1), 0, logits.shape[-1])
-    return (logits / temperature + noise.view_as(logits)).argmax(-1)

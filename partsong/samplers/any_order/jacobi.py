@@ -12,8 +12,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from partsong.kernels.place_draw import draw_places
 from partsong.knobs import Count, Number, check_knobs, type_hints
-from partsong.samplers.any_order.groups import draw_tokens, row_keys
+from partsong.samplers.any_order.groups import row_keys
 from partsong.samplers.text.any_order import AnyOrderModel, AnyOrderText
 
 __all__ = ["decode_jacobi"]
@@ -65,7 +66,8 @@ def decode_jacobi(
         last = tokens.gather(1, order.gather(1, (reach[:, None] - 1).clamp(min=0)))
         guesses = torch.where(ranks < reach[:, None], tokens.gather(1, places), last)
         _write(tokens, places, guesses, inside)
-        drawn = draw_tokens(model(tokens, rank, places, ranks.clamp(max=length)), places, keys, temperature)
+        logits = model(tokens, rank, places, ranks.clamp(max=length))
+        drawn = draw_places(logits, places, keys, temperature, inside & (at < length)[:, None])
         _write(tokens, places, drawn, inside)
         is_guess = (ranks < length - 1) & (step < window - 1)
         right = (is_guess & (drawn == guesses)).long().cumprod(1).sum(1)

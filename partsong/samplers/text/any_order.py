@@ -17,7 +17,7 @@ from torch import Tensor
 
 from partsong import seeds
 from partsong.errors import ArgumentError
-from partsong.kernels.token_noise import gumbel
+from partsong.kernels.place_draw import draw_places
 from partsong.knobs import Count, Number, Whole, check_knobs, type_hints
 
 __all__ = ["AnyOrderModel", "AnyOrderText", "decode_any_order"]
@@ -86,6 +86,7 @@ def decode_any_order(
 
     Raises:
         ArgumentError: shapes that do not fit, an order that is not a permutation, or a number out of range.
+        NotANumberError: the model's logits are NaN or infinite, or forbid every token; row and position are named.
 
     Source: any-subset speculative decoding, arXiv 2504.20456. There a guess is accepted by the ratio of its
     probabilities; here it has to be the token that the check draws with the same noise, so the text itself is kept and
@@ -172,11 +173,8 @@ class _Rounds:
         places = self._places(ranks)
         logits = self.model(self.tokens, self.rank, places, seen.clamp(max=self.order.shape[1]))
         self.forwards += rows
-        if self.temperature == 0:
-            return logits.argmax(-1)
-        keys = self.keys[:, None].expand_as(places).reshape(-1)
-        noise = gumbel(keys, places.reshape(-1), 0, logits.shape[-1]).view_as(logits)
-        return (logits / self.temperature + noise).argmax(-1)
+        counts = rows[:, None] & (ranks < self.order.shape[1])
+        return draw_places(logits, places, self.keys, self.temperature, counts)
 
 
 def _leading(right: Tensor) -> Tensor:

@@ -185,6 +185,15 @@ class Canvas:
         self.undecided = self.undecided & self.inside
         self.pending = self.pending & self.inside
 
+    def cut(self, rows: Tensor) -> None:
+        """Ends the texts of some rows, bool `[B]`, before their first undecided position."""
+        first = torch.where(
+            self.undecided & self.inside, torch.arange(self.tokens.shape[1], device=rows.device), _NOWHERE
+        )
+        self.length = torch.where(rows, self.length.minimum(first.amin(1)), self.length)
+        self.undecided = self.undecided & self.inside
+        self.pending = self.pending & self.inside & ~rows[:, None]
+
     def keep(self, rows: Tensor) -> None:
         """Forgets all rows but these, int64 `[n]`; a row named twice is held twice."""
         for name in self._tensors():

@@ -17,6 +17,7 @@ from torch import Tensor
 from partsong import seeds
 from partsong.errors import UnsupportedError
 from partsong.kernels.keyed_draw import TokenDraw
+from partsong.kernels.no_token import NOT_A_NUMBER
 from partsong.kernels.speculation.costs import costs_by_tokens, usual_costs
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DrafterKnobs, DraftText
@@ -26,7 +27,7 @@ from partsong.kernels.token_head import TokenNoise, token_ids
 from partsong.samplers.text.causal_reader import CausalReader
 from partsong.samplers.text.draft_reader import DraftReader
 from partsong.samplers.text.events import Event, Step
-from partsong.samplers.text.loop import Ended
+from partsong.samplers.text.loop import Ended, report_no_token
 from partsong.samplers.text.plainly_causal import why_not_plainly_causal
 from partsong.samplers.text.request import DecodeRequest
 from partsong.samplers.text.runner import StockTextModel
@@ -55,6 +56,7 @@ class _Row:
         prompt: tokens of the prompt.
         given: tokens of the prompt and of what was given after it.
         length: tokens it may have in all.
+        fault: why it could not go on.
     """
 
     name: int
@@ -64,6 +66,7 @@ class _Row:
     prompt: int
     given: int
     length: int
+    fault: str | None = None
 
     @property
     def step(self) -> int:
@@ -108,16 +111,22 @@ class CausalLoop:
     @torch.inference_mode()
     def _step(self, number: int, finished: tuple[int, ...]) -> Step:
         drafts = self._propose()
-        kind, hidden = self._read(drafts)
-        drawn = iter(self._draw(hidden, drafts))
+        kind, tokens = self._read_and_draw(drafts)
+        if NOT_A_NUMBER in tokens and isinstance(self.reader, DraftReader) and any(map(len, drafts)):
+            # A guess that the model breaks on spoils its text though nothing sees it, since 0 * nan is nan.
+            self.reader.take_back()
+            drafts = [_NOTHING] * len(self.rows)
+            kind, tokens = self._read_and_draw(drafts)
+        drawn = iter(tokens)
         events: list[Event] = []
         matches: list[Match] = []
         for row, draft in zip(self.rows, drafts, strict=True):
             match = follow(draft, [next(drawn) for _ in draft.depths], self.stops)
-            if self.watched:
-                places = enumerate(match.tokens, len(row.tokens))
-                events += [Event(kind="commit", row=row.name, position=place, token=token) for place, token in places]
+            begin = len(row.tokens)
             self._take(row, draft, match, kind)
+            if self.watched:
+                places = enumerate(row.tokens[begin:], begin)
+                events += [Event(kind="commit", row=row.name, position=place, token=token) for place, token in places]
             matches.append(match)
         if kind == "denoise" and isinstance(self.reader, DraftReader):
             self.reader.keep_paths([match.path for match in matches])
@@ -127,6 +136,10 @@ class CausalLoop:
             stable[row.name] = len(row.tokens) - row.prompt
             texts[row.name] = [*row.tokens[row.prompt :], *[None] * (row.length - len(row.tokens))]
         return Step(number=number, events=tuple(events), stable=stable, tokens=texts, finished=finished + self._leave())
+
+    def _read_and_draw(self, drafts: Sequence[DraftTree]) -> tuple[str, list[int]]:
+        kind, hidden = self._read(drafts)
+        return kind, self._draw(hidden, drafts)
 
     def _propose(self) -> Sequence[DraftTree]:
         """Guesses what follows each row. The first forward reads the prompts and verifies nothing."""
@@ -175,13 +188,18 @@ class CausalLoop:
         ).tolist()
 
     def _take(self, row: _Row, draft: DraftTree, match: Match, kind: str) -> None:
-        """Writes tokens, and ends the text where the last is one that ends texts."""
-        row.tokens += match.tokens
-        row.tally.tokens[kind] += len(match.tokens)
+        """Writes tokens, and ends the text where the last is one that ends texts, or is none."""
+        tokens = [token for token in match.tokens if token >= 0]
+        row.tokens += tokens
+        row.tally.tokens[kind] += len(tokens)
         row.tally.drafted += len(draft)
         row.tally.rejected += len(draft) + 1 - len(match.path)
         if not self.unbiased:
             row.tally.certificate = None
+        if match.tokens[-1] < 0:
+            row.fault = report_no_token(match.tokens[-1], row.name, len(row.tokens), row.tally)
+            row.length = len(row.tokens)
+            return
         if match.tokens[-1] in self.stops:
             row.length = len(row.tokens)
         self.speculator.observe(row.name, self._next(row), draft, match)
@@ -199,7 +217,7 @@ class CausalLoop:
         for row in gone:
             tokens = row.tokens[row.prompt :]
             stopped = "stop token" if tokens and tokens[-1] in self.stops else "length"
-            self.ended[row.name] = Ended(tokens, stopped, row.tally)
+            self.ended[row.name] = Ended(tokens, row.fault or stopped, row.tally)
             self.speculator.leave(row.name)
         self.rows = [self.rows[place] for place in left]
         if self.reader is not None and left:
@@ -224,4 +242,5 @@ def speculator_of(model: StockTextModel, asked: Sequence[DrafterKnobs]) -> Specu
                 f"{type(knobs).__name__} reads the states of layers {list(drafter.layers)}, which are not kept here; "
                 f"use it with LocalEngine, or ngram and jacobi here"
             )
-    return Speculator(drafters, costs_by_tokens(usual_costs(num_weights, processor, "plain")))
+    costs = costs_by_tokens(usual_costs(num_weights, processor, "plain"))
+    return Speculator(drafters, costs, vocabulary=model.vocab_size)

@@ -38,7 +38,8 @@ class CausalReader:
 
     def begin(self) -> Tensor:
         """Returns the hidden states `[B, C]` after the texts as they were given."""
-        padded = [[0] * pad + list(text) for pad, text in zip(self.pads, self.texts, strict=True)]
+        # A text's own token, since one that the model breaks on would spoil the text even unseen.
+        padded = [[text[0]] * pad + list(text) for pad, text in zip(self.pads, self.texts, strict=True)]
         places = torch.arange(self.end, device=self.model.device)
         visible = None
         if any(self.pads):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from partsong import seeds
+from partsong.errors import NotANumberError
 from partsong.kernels.speculation.drafter import DrafterKnobs
 from partsong.samplers.text.caches import TextCache
 from partsong.samplers.text.canvas import Canvas, open_canvas
@@ -33,7 +34,9 @@ class Decoded:
 
     Attributes:
         tokens: token ids after the prompt, up to and with the stop token.
-        stopped: why each ended: "stop token" or "length".
+        stopped: why each ended: "stop token", "length", or a line that begins with "no token" and names row and
+            position, where the model's logits were no numbers (NaN, infinite, or all forbidden). Such a text ends
+            before that position and has no certificate.
         tallies: what each cost.
         steps: steps of the batch.
     """
@@ -42,6 +45,16 @@ class Decoded:
     stopped: list[str]
     tallies: list[Tally]
     steps: int
+
+    def check(self) -> None:
+        """Refuses texts that the model could not finish.
+
+        Raises:
+            NotANumberError: a row has no token at some position; the message names both.
+        """
+        for why in self.stopped:
+            if why not in ("stop token", "length"):
+                raise NotANumberError(why)
 
     def summary(self) -> dict[str, Any]:
         """Adds up the tallies of all rows, for machine-readable results."""
@@ -114,7 +127,8 @@ def decode(
             ``Ngram()`` of `kernels.speculation` or "NAME:key=value", one or several. The text is that without guesses.
 
     Returns:
-        The texts and what they cost.
+        The texts and what they cost. A row whose logits are no numbers ends early, which a warning and its `stopped`
+        say; the other rows go on as without it.
 
     Raises:
         ArgumentError: a prompt, size, knob or token that does not fit; the message names it.

@@ -46,7 +46,8 @@ class DraftReader(CausalReader):
         firsts = torch.tensor(self.ends, device=device)[:, None]
         # Padding of shorter drafts sees itself and the text, and nothing sees it; the next tokens overwrite its keys.
         fed = [
-            [token, *draft.tokens] + [0] * (most - 1 - len(draft)) for token, draft in zip(tokens, drafts, strict=True)
+            [token, *draft.tokens, *[token] * (most - 1 - len(draft))]
+            for token, draft in zip(tokens, drafts, strict=True)
         ]
         depths = [[*draft.depths] + [0] * (most - 1 - len(draft)) for draft in drafts]
         slots = firsts + torch.arange(most, device=device)
@@ -67,6 +68,11 @@ class DraftReader(CausalReader):
             if path[-1] != len(path) - 1:
                 self.keys.gather(row, self.ends[row], path)
             self.ends[row] += len(path)
+
+    def take_back(self) -> None:
+        """Forgets the last tokens and guesses of all texts, their keys included."""
+        for row, end in enumerate(self.ends):
+            self.keys.clear(row, end)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Forgets all rows but these."""

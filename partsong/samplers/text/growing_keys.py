@@ -133,6 +133,13 @@ class GrowingKeys(Cache):
                 come_from = torch.tensor(places, device=buffer.device) + first
                 buffer[row, :, first:until] = buffer[row].index_select(1, come_from)
 
+    def clear(self, row: int, first: int) -> None:
+        """Empties the slots of a row from one on: hidden keys have weight 0 as well, and 0 * nan is nan."""
+        for layer in self.layers:
+            for buffer in (layer.keys, layer.values):
+                assert isinstance(buffer, Tensor)
+                buffer[row, :, first:] = 0
+
     def keep(self, rows: Tensor) -> None:
         """Forgets all rows but these, int64 `[n]`, moved together in the given order."""
         for layer in self.layers:

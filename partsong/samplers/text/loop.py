@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from partsong.kernels.no_token import NOT_A_NUMBER, why_no_token
 from partsong.samplers.text.canvas import Canvas
 from partsong.samplers.text.events import Event, Step, events_of, stable_lengths
 from partsong.samplers.text.reader import Reader, pick
@@ -15,7 +17,9 @@ from partsong.samplers.text.rule import Change, Choice, View
 from partsong.samplers.text.tally import KINDS, Tally
 from partsong.samplers.text.views import Views
 
-__all__ = ["Ended", "Look", "Loop"]
+__all__ = ["Ended", "Look", "Loop", "report_no_token"]
+
+_LOG = logging.getLogger("partsong.samplers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,13 @@ class Ended:
     tokens: list[int]
     stopped: str
     tally: Tally
+
+
+def report_no_token(token: int, row: int, position: int, tally: Tally) -> str:
+    """Says and returns why a row cannot go on, as `no_token` does, and takes back its certificate."""
+    tally.certificate, why = None, why_no_token(token, row, position)
+    _LOG.warning(why)
+    return why
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +73,7 @@ class Loop:
         mask = self.model.mask_token_id
         self.filler = None if self.model.adapter.noise == "uniform" else 0 if mask is None else mask
         self.ended: dict[int, Ended] = {}
+        self.faults: dict[int, str] = {}
 
     def __iter__(self) -> Iterator[Step]:
         number = 0
@@ -77,11 +89,12 @@ class Loop:
         """Makes one forward, and returns the changes."""
         waiting = self.canvas.undecided.clone()
         look = self._look(number)
-        choice = self.rule.choose(look.view)
+        choice = self._choose(look.view)
         events = events_of(self.canvas, look.view, choice) if self.watched else ()
         self._note(look.view, choice)
         self._write(look.view, choice)
         self._credit(waiting, look.kinds)
+        self._give_up(look.view)
         return events
 
     def _look(self, number: int) -> Look:
@@ -98,6 +111,25 @@ class Loop:
         if self.rule.heat(0) is not None:
             self.reader.set_temperatures(self.views.heats(canvas))
         return Look(view, hidden, kinds)
+
+    def _choose(self, view: View) -> Choice:
+        """Lets the rule choose; nothing changes in a row where some position has no token."""
+        choice, lost = self.rule.choose(view), view.lost.any(1)
+        return choice.except_in(lost, view) if lost.any() else choice
+
+    def _give_up(self, view: View, counts: Tensor | None = None) -> None:
+        """Ends the texts of rows where some position has no token, and says so for those that count, bool `[B]`."""
+        lost = view.lost
+        if not lost.any():
+            return
+        names = self.canvas.rows.tolist()
+        for row in lost.any(1).nonzero().flatten().tolist():
+            place = int(lost[row].to(torch.uint8).argmax())
+            if counts is None or counts[row]:
+                token, where, tally = view.token[row, place], view.index[row, place], self.reader.tallies[names[row]]
+                # A shadow without a number leaves its position's own token as it is.
+                self.faults[names[row]] = report_no_token(min(int(token), NOT_A_NUMBER), names[row], int(where), tally)
+        self.canvas.cut(lost.any(1))
 
     def _write(self, view: View, choice: Choice) -> None:
         """Writes the choice, and ends texts at a stop token; with rules that revise, once all before it is final."""
@@ -152,7 +184,7 @@ class Loop:
             # Tokens after the end of a text do not count.
             for kind in canvas.decided_by[row][canvas.free[row] & canvas.inside[row]].tolist():
                 tally.tokens[KINDS[kind]] += 1
-            self.ended[names[row]] = Ended(tokens, stopped, tally)
+            self.ended[names[row]] = Ended(tokens, self.faults.get(names[row], stopped), tally)
             gone.append(names[row])
         self._keep((~done).nonzero().flatten())
         return tuple(gone)

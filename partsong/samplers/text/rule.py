@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -31,7 +31,8 @@ class View:
         block: int64, 0 for the first active block, 1 for the next.
         undecided: bool.
         current: int64, the present token.
-        token: int64, drawn from the model's distribution; its argmax at temperature 0.
+        token: int64, drawn from the model's distribution; its argmax at temperature 0. Where there is none it is
+            negative, and what a rule chooses for that row does not count.
         token_prob: probability of `token` at temperature 1.
         argmax: int64, the most likely token.
         max_prob: its probability.
@@ -76,6 +77,12 @@ class View:
     random: Callable[[str], Tensor]
     random_token: Callable[[], Tensor]
 
+    @property
+    def lost(self) -> Tensor:
+        """Marks the positions without a token to draw, bool `[B, K]`; see `no_token`."""
+        lost = self.token < 0
+        return self.real & (lost if self.current_prob is None else lost | self.current_prob.isnan())
+
     def noted(self, name: str, fill: int) -> Tensor:
         """Returns the values noted under a name for these positions, int64 `[B, K]`, or `fill` before."""
         if name not in self.memory:
@@ -111,6 +118,15 @@ class Choice:
     inserted: Tensor | None = None
     deleted: Tensor | None = None
     mask_share: Tensor | None = None
+
+    def except_in(self, rows: Tensor, view: View) -> Choice:
+        """Returns the choice without any change in some rows, bool `[B]`."""
+        kept = ~rows[:, None]
+        moved = [None if each is None else each & kept for each in (self.inserted, self.deleted)]
+        undecided, pending = (torch.where(kept, x, view.undecided) for x in (self.undecided, self.pending))
+        return replace(
+            self, write=self.write & kept, undecided=undecided, pending=pending, inserted=moved[0], deleted=moved[1]
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

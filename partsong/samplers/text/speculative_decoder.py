@@ -17,6 +17,7 @@ from partsong import seeds
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.kernels.few_rows import few_rows_product
 from partsong.kernels.keyed_draw import TokenDraw, draw
+from partsong.kernels.no_token import NOT_A_NUMBER
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DrafterKnobs, DraftText
 from partsong.kernels.speculation.match import Match, follow, node_draws
@@ -27,6 +28,7 @@ from partsong.samplers.text.caches import PrefixCache
 from partsong.samplers.text.causal import speculator_of
 from partsong.samplers.text.draft_reader import DraftReader
 from partsong.samplers.text.loading import load_text_model
+from partsong.samplers.text.loop import report_no_token
 from partsong.samplers.text.plainly_causal import why_not_plainly_causal
 from partsong.samplers.text.request import rows_of
 from partsong.samplers.text.row_processors import RowProcessors
@@ -48,7 +50,8 @@ class SpeculativeDecoder:
     Greedy texts are those of ``generate``, whatever is guessed. Sampled ones have the distribution of ``generate`` and
     noise that is a function of (seed, row, place): the same text with and without guesses. Logits processors and
     stopping criteria of transformers are honoured at every guess. Prompts are padded on the left, as ``generate`` wants
-    them. (transformers hands a callable neither a streamer nor the tokenizer for ``stop_strings``: give
+    them. A row that comes to logits that are no numbers ends there; a warning names it, and the others go on.
+    (transformers hands a callable neither a streamer nor the tokenizer for ``stop_strings``: give
     ``stopping_criteria=[StopStringCriteria(tokenizer, strings)]``.)
 
     Attributes:
@@ -151,24 +154,34 @@ class _Run:
         """Runs until every text has ended."""
         hidden, drafts = self.reader.begin(), [DraftTree()] * len(self.texts)
         self._count("prefill", [len(text.prompt) for text in self.texts])
-        left = self._take(hidden, drafts)[1]
+        left = self._take(self._draw(hidden, drafts), drafts)[1]
         while left:
             if len(left) < len(self.reader.ends):
                 self.reader.keep(left)
             rooms = [self.length - len(text.ids) - 1 for text in self.texts]
             drafts = self.speculator.propose([text.row for text in self.texts], rooms) or [DraftTree()] * len(left)
-            hidden = self.reader.verify([text.ids[-1] for text in self.texts], drafts)
-            self._count("denoise", [1 + len(draft) for draft in drafts])
-            paths, left = self._take(hidden, drafts)
+            tokens = self._verify(drafts)
+            if NOT_A_NUMBER in tokens and any(map(len, drafts)):
+                # A guess that the model breaks on spoils its text though nothing sees it, since 0 * nan is nan.
+                self.reader.take_back()
+                drafts = [DraftTree()] * len(left)
+                tokens = self._verify(drafts)
+            paths, left = self._take(tokens, drafts)
             self.reader.keep_paths(paths)
 
-    def _take(self, hidden: Tensor, drafts: Sequence[DraftTree]) -> tuple[list[tuple[int, ...]], list[int]]:
-        """Draws a token after every node, and accepts those that continue the texts.
+    def _verify(self, drafts: Sequence[DraftTree]) -> list[int]:
+        """Feeds the last token of every text with the guesses, and draws the token after each of them."""
+        hidden = self.reader.verify([text.ids[-1] for text in self.texts], drafts)
+        self._count("denoise", [1 + len(draft) for draft in drafts])
+        return self._draw(hidden, drafts)
+
+    def _take(self, tokens: Sequence[int], drafts: Sequence[DraftTree]) -> tuple[list[tuple[int, ...]], list[int]]:
+        """Accepts those of the tokens drawn after every node that continue the texts.
 
         Returns:
             The nodes that each text keeps, and the indices of the unfinished texts, the only ones kept.
         """
-        drawn = iter(self._draw(hidden, drafts))
+        drawn = iter(tokens)
         paths, left = list[tuple[int, ...]](), list[int]()
         for place, (text, draft) in enumerate(zip(self.texts, drafts, strict=True)):
             match, ended = self._cut(text, follow(draft, [next(drawn) for _ in draft.depths]))
@@ -188,6 +201,10 @@ class _Run:
     def _cut(self, text: _Text, match: Match) -> tuple[Match, bool]:
         """Takes tokens up to where the text ends; returns what was taken, and whether it has ended."""
         for taken, token in enumerate(match.tokens, 1):
+            if token < 0:
+                place = len(text.prompt) + text.next.place + taken - 1
+                report_no_token(token, text.row, place, self.tally)
+                return match, True
             text.ids.append(token)
             if self.processors.ends(text.ids):
                 return Match(match.tokens[:taken], match.path[:taken], match.drawn), True

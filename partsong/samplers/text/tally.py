@@ -30,7 +30,7 @@ class Tally:
         full_flops: operations of one forward of the whole text, with the head at every position to decide.
         certificate: nats, the sum over steps of the accepted entropies but the largest: a bound on the divergence
             from one-token-at-a-time decoding in the same order, under the model's own conditionals at temperature 1;
-            None with rules that revise or that choose by the drawn token.
+            None with rules that revise or that choose by the drawn token, and where the model could not go on.
     """
 
     forwards: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))

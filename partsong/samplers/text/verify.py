@@ -100,7 +100,7 @@ class VerifiedLoop(Loop):
         self._spread(drafts)
         before = self.canvas.copy()
         look = self._look(number)
-        choice = self.rule.choose(look.view)
+        choice = self._choose(look.view)
         if self.views.memory or self.views.last is not None:
             raise UnsupportedError(f"{type(self.rule).__name__} remembers earlier steps, so verify cannot be used")
         self._write(look.view, choice)
@@ -108,6 +108,7 @@ class VerifiedLoop(Loop):
         self._note(look.view, choice, counts)
         events = events_of(self.canvas, look.view, choice, counts) if self.watched else ()
         self.seen = _Seen(look.view.index, look.view.real, look.hidden)
+        self._give_up(look.view, counts)
         self._keep(last)
         self._credit(waiting, look.kinds[: len(waiting)])
         return events
@@ -129,7 +130,7 @@ class VerifiedLoop(Loop):
             real = seen.real & wanted.gather(1, seen.index)
             view = self.views.view(canvas, seen.index, real, seen.hidden)
             self.reader.count_head(canvas.rows, real)
-            choice = self.rule.choose(view)
+            choice = self._choose(view)
             canvas.write(view, choice, self.filler)
             canvas.end(self.stops, self.rule.revises)
             drafts.append(_Draft(texts, canvas.copy(), choice.write.sum(1)))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from partsong.errors import ArgumentError, PartsongError
+from partsong.jobs.compare import finite
 from partsong.outputs import save_image
 from partsong.parallel.hooks.replaced_method import Method, replace_method
 from partsong.samplers.pipeline.paused import Denoise, Finished, PausedCall, Stepped
@@ -122,10 +123,14 @@ def refused(name: str, error: Exception) -> PartsongError:
 
 
 def write_output(output: Any, work: JobWork) -> None:
-    """Writes the pictures or the video that a pipeline returned."""
+    """Writes the pictures or the video that a pipeline returned.
+
+    Raises:
+        NotANumberError: one holds a NaN.
+    """
     if hasattr(output, "frames"):
         with VideoWriter(work.out[0], fps=work.fps) as writer:
-            writer.append(np.asarray(output.frames[0])[: work.num_frames])
+            writer.append(finite(np.asarray(output.frames[0]))[: work.num_frames])
         return
-    for picture, path in zip(np.asarray(output.images), work.out, strict=True):
+    for picture, path in zip(finite(np.asarray(output.images)), work.out, strict=True):
         save_image(picture, path)

@@ -117,7 +117,11 @@ class DiffusionTexts:
         )
 
     async def run(self, job: DiffusionJob, emit: Callable[[TextEvent], None]) -> TextDone:
-        """Decodes a request; it ends before the next step if the task that waits is cancelled."""
+        """Decodes a request; it ends before the next step if the task that waits is cancelled.
+
+        Raises:
+            NotANumberError: the model's logits are no numbers.
+        """
 
         def spell(tokens: Any) -> str:
             return self.tokenizer.decode([*job.before_gap, *tokens], skip_special_tokens=True)
@@ -129,6 +133,7 @@ class DiffusionTexts:
                 emit(TextDelta(new))
 
         decoded = await self._turns.run(decode_steps(self.model, [job.ids], **job.options), watch)
+        decoded.check()
         text = spell(decoded.tokens[0])
         if text.startswith(stream.shown) and text != stream.shown:
             emit(TextDelta(text[len(stream.shown) :]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -204,3 +205,11 @@ def test_decoded_rows_do_not_depend_on_their_batch(module: DiffusionGemmaForBloc
         decode(model, prompts, rule="entropy-bound")
     with pytest.raises(UnsupportedError, match="canvases of 4 tokens"):
         decode(model, prompts, block_size=2)
+
+
+def test_logits_that_are_no_numbers_end_a_canvas(module: DiffusionGemmaForBlockDiffusion) -> None:
+    model = wrapped(copy.deepcopy(module))
+    model.head.weight[3] = torch.nan
+    decoded = decode(model, [[4, 5]], rule="renoise:max_steps=3", max_new_tokens=CANVAS)
+    assert decoded.tokens == [[]]
+    assert decoded.stopped[0].startswith("no token for position 2 of row 0")

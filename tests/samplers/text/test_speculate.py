@@ -18,7 +18,7 @@ from partsong.samplers.text.draft_reader import DraftReader
 from partsong.samplers.text.events import Event
 from partsong.samplers.text.families import ADAPTERS, DECODERS
 from partsong.samplers.text.runner import StockTextModel
-from tests.reasoning.drafters import Guessing, at_random, knowing
+from tests.reasoning.drafters import Guessing, at_random, knowing, unruly
 from tests.samplers.text import plain
 from tests.samplers.text.test_runner import VOCAB, decoder
 
@@ -82,6 +82,28 @@ def test_every_decoder(kind: str, attention: str) -> None:
     options: dict[str, Any] = {"max_new_tokens": 10, "temperature": 0.8, "stop_token_ids": []}
     plainly = decode(model, ROWS, **options)
     assert texts(decode(model, ROWS, speculate=at_random(VOCAB), **options)) == texts(plainly)
+
+
+@pytest.mark.parametrize("kind", ["deep", "chances", "no tokens"])
+@pytest.mark.parametrize("num", [1, 2, 7])
+def test_a_drafter_that_heeds_nothing_changes_nothing(num: int, kind: str) -> None:
+    model = causal()
+    options: dict[str, Any] = {"temperature": 0.5, "stop_token_ids": []}
+    longer = decode(model, ROWS, max_new_tokens=20, **options)
+    plainly = decode(model, ROWS, max_new_tokens=num, **options)
+    fast = decode(model, ROWS, max_new_tokens=num, speculate=unruly(whole(longer), kind), **options)
+    assert texts(fast) == texts(plainly)
+    assert [tally.num_tokens for tally in fast.tallies] == [num] * len(ROWS)
+    if num == 7:
+        assert fast.steps < plainly.steps
+
+
+@pytest.mark.parametrize("trees", [[], [DraftTree()], [None] * len(ROWS), None])
+def test_a_drafter_that_proposes_no_trees_is_named(trees: Any) -> None:
+    drafter = Guessing(guess=lambda tokens, room: DraftTree())
+    drafter.propose = lambda texts, rooms: trees  # type: ignore[method-assign]
+    with pytest.raises(ArgumentError, match="Guessing was asked for a DraftTree for each of 4 texts and proposed"):
+        decode(causal(), ROWS, max_new_tokens=4, speculate=drafter)
 
 
 def test_a_batch_is_its_rows() -> None:

@@ -19,7 +19,7 @@ from transformers import (
 
 from partsong import SpeculativeDecoder
 from partsong.errors import ArgumentError, UnsupportedError
-from tests.reasoning.drafters import at_random, knowing
+from tests.reasoning.drafters import at_random, knowing, unruly
 from tests.reasoning.local_models import LETTERS, llama, tokenizer
 from tests.samplers.text import plain
 
@@ -99,6 +99,16 @@ def test_the_options_matter(model: Any, options: str) -> None:
         model.generate(**batch(), max_new_tokens=20, do_sample=False, **asked(n)) for n in ("plain", options)
     )
     assert not torch.equal(usual, changed)
+
+
+@pytest.mark.parametrize("kind", ["deep", "chances", "no tokens"])
+def test_a_drafter_that_heeds_nothing_changes_nothing(model: Any, kind: str) -> None:
+    longer: Any = model.generate(**batch(), max_new_tokens=20, do_sample=False, eos_token_id=None)
+    usual: Any = model.generate(**batch(), max_new_tokens=7, do_sample=False, eos_token_id=None)
+    decoder = SpeculativeDecoder(speculate=unruly(texts_of(longer), kind))
+    fast: Any = model.generate(**batch(), max_new_tokens=7, do_sample=False, eos_token_id=None, custom_generate=decoder)
+    assert torch.equal(fast, usual)
+    assert decoder.last is not None and decoder.last.drafted > decoder.last.rejected
 
 
 def test_usual_drafters_guess(model: Any) -> None:
