@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -58,7 +58,7 @@ async def _read_out(chunks: AsyncIterator[bytes]) -> None:
                 pass
 
 
-async def _fields(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, str]]:
+async def _fields(chunks: AsyncIterator[bytes]) -> AsyncGenerator[tuple[str, str], None]:
     """Yields the name and the data of each event."""
     kind, data = "", list[str]()
     async with aclosing(_lines(chunks)) as lines:
@@ -79,7 +79,7 @@ async def _fields(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, str]
         yield kind, rest
 
 
-async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
     """Yields lines without their ends, CR, LF or both; what follows the last end is a line, too."""
     rest, is_first = b"", True
     async for chunk in chunks:

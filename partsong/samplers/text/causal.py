@@ -93,7 +93,7 @@ class CausalLoop:
         self.rows: list[_Row] = []
         for name, (prompt, answer) in enumerate(zip(request.prompts, request.answers, strict=True)):
             text = [*prompt, *(token for token in answer if token is not None)]
-            sizes = {"prompt": len(prompt), "given": len(text), "length": len(prompt) + len(answer)}
+            sizes: Any = {"prompt": len(prompt), "given": len(text), "length": len(prompt) + len(answer)}
             self.rows.append(_Row(name, request.row_seeds[name], tallies[name], text, **sizes))
         self.ended: dict[int, Ended] = {}
         self.reader: CausalReader | None = None
