@@ -9,15 +9,19 @@ import pytest
 
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.launch import launch
+from tests import covering
 from tests.parallel import other_callers_worker as worker
+
+#: By default one that reads the last step's messages and one that leaves out blocks.
+NAMES = list(worker.STRATEGIES) if covering.FULL else ["DisplacedPatch", "StepCache"]
 
 
 @functools.cache
 def everything() -> dict[str, list[dict[str, Any]]]:
-    return launch(worker.everything, 2)
+    return launch(worker.everything, 2, NAMES)
 
 
-@pytest.mark.parametrize("strategy", worker.STRATEGIES)
+@pytest.mark.parametrize("strategy", NAMES)
 def test_other_callers_have_generations_of_their_own(strategy: str) -> None:
     names = ("after another", "again", "loop", "loop again", "after an error", "same scheduler", "after all")
     for found in everything()[strategy]:
@@ -29,7 +33,7 @@ def test_other_callers_have_generations_of_their_own(strategy: str) -> None:
         assert not found["hooks left"]
 
 
-@pytest.mark.parametrize("strategy", worker.STRATEGIES)
+@pytest.mark.parametrize("strategy", NAMES)
 def test_a_picture_in_the_middle_of_another_leaves_nothing_in_it(strategy: str) -> None:
     for found in everything()[strategy]:
         # Its later steps are computed like first ones, so it is no farther from one rank's.
