@@ -9,13 +9,15 @@ import tyro
 
 from partsong.knobs import Number, Whole
 
-__all__ = ["Common", "Count", "Path", "Positive", "Seed", "Temperature", "Words"]
+__all__ = ["Common", "Count", "Path", "Positive", "Question", "Seed", "Temperature", "Words"]
 
 Path = Annotated[str | None, tyro.conf.arg(metavar="FILE")]
 #: A number that may be left out. `partsong.cli.bounds` checks the bounds in these annotations.
 Count = Annotated[int | None, Whole(1), tyro.conf.arg(metavar="N")]
 #: A number that has a default.
 Positive = Annotated[int, Whole(1), tyro.conf.arg(metavar="N")]
+#: A question that may come from a file or from standard input instead.
+Question = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="QUESTION", help_behavior_hint="")]
 Seed = Annotated[int, tyro.conf.arg(metavar="N")]
 Temperature = Annotated[float, Number(0.0)]
 Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from partsong.cli.option_types import Common, Count, Path, Positive, Seed, Temperature, Words
+from partsong.cli.option_types import Common, Count, Path, Positive, Question, Seed, Temperature, Words
 from partsong.cli.planning_options import Calibrating, PlannerEval, Planning
 from partsong.cli.serving_options import Serving
 from partsong.knobs import Number, Whole
@@ -218,17 +218,15 @@ class Asking(Common):
 class Think(Asking):
     """Ask a language model many times at once, and report what the answer cost."""
 
-    question: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="QUESTION", help_behavior_hint="")] = (
-        None
-    )
+    question: Question = None
     """What to answer. `-` reads it from standard input, and so does leaving it out if that is no terminal."""
     file: Path = None
     """Read the question from this file."""
     strategy: Annotated[str, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]")] = "self-consistency"
     """How to think (see `partsong list thinking`), such as pdr:schedule=8-4-1."""
     extract: Literal["number", "choice", "expression", "math", "code", "text"] | None = None
-    """What kind of answer to look for in a text, so that answers with the same meaning count as one. If not given, it
-    is a number, and for sums of the zoo what that model is asked for. Texts without one are printed whole."""
+    """What kind of answer to look for, so that answers with the same meaning count as one; texts without one are shown
+    whole. If not given, it is a number, and for sums of the zoo what that model is asked for."""
     logprobs: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """How many alternatives to ask for at every token; strategies that weigh confidence ask for them by themselves."""
     budget_tokens: Count = None
