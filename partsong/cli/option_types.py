@@ -16,6 +16,7 @@ Path = Annotated[str | None, tyro.conf.arg(metavar="FILE")]
 Count = Annotated[int | None, Whole(1), tyro.conf.arg(metavar="N")]
 #: A number that has a default.
 Positive = Annotated[int, Whole(1), tyro.conf.arg(metavar="N")]
+#: A question that may come from a file or from standard input instead.
 Question = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="QUESTION", help_behavior_hint="")]
 Seed = Annotated[int, tyro.conf.arg(metavar="N")]
 Temperature = Annotated[float, Number(0.0)]

@@ -225,8 +225,8 @@ class Think(Asking):
     strategy: Annotated[str, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]")] = "self-consistency"
     """How to think (see `partsong list thinking`), such as pdr:schedule=8-4-1."""
     extract: Literal["number", "choice", "expression", "math", "code", "text"] | None = None
-    """What kind of answer to look for in a text, so that answers with the same meaning count as one. If not given, it
-    is a number, and for sums of the zoo what that model is asked for. Texts without one are printed whole."""
+    """What kind of answer to look for, so that answers with the same meaning count as one; texts without one are shown
+    whole. If not given, it is a number, and for sums of the zoo what that model is asked for."""
     logprobs: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """How many alternatives to ask for at every token; strategies that weigh confidence ask for them by themselves."""
     budget_tokens: Count = None

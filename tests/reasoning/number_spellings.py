@@ -304,4 +304,5 @@ PROSE: list[tuple[str, str | None]] = [
     ],
     *[("5 minus 3", None), ("between 3 and 5", None), ("5 pm", None), ("1\u0662", None), ("1 2", None), ("f(5)", None)],
     *[("1. red\n2. green\n3. blue", None), ("**1.** red", None), ("(3) blue", None), ("Say 7.\n1. red", "7")],
+    *[("<answer>7</answer>", "7"), ("</Parallel> 7", "7"), ("so <b>-7</b>", "-7"), ("x > 7", None), ("x<7", None)],
 ]

@@ -38,6 +38,7 @@ _SIMPLER = [
     # The digits in powers of units are not the number's.
     (re.compile(rf"(?<![A-Za-z\\])({'|'.join(SYMBOLS)}|[a-z]{{4,40}}){_POWER}"), r"\1"),
     (re.compile(r"(?<![A-Za-z\\])([mck]?m|ft|in|yd)[23](?![0-9])"), r"\1"),
+    (re.compile(r"</?[A-Za-z][^<>]{0,60}>"), " "),
     # Signs of Markdown, and dashes that part sentences.
     (re.compile(r"(?<![^\s(\[:=\"'-])[*_]{1,3}(?=\S)|(?<=\S)[*_]{1,3}(?=$|[\s).,;:!?\]\"'%-])|`"), ""),
     (re.compile(r"(?<=[A-Za-z.:)])\s?[\u2014\u2015]\s?"), " ; "),
