@@ -44,7 +44,9 @@ def no_z(tokens: list[int], room: int) -> DraftTree:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
-    "how", [{}, {"max_rows": 2, "prefill_chunk": 5}, {"speculate": Guessing(guess=no_z), "step_costs": FREE}], ids=str
+    "how",
+    [{}, {"max_rows": 2, "prefill_chunk": 5}, {"speculate": Guessing(guess=no_z), "step_costs": FREE}],
+    ids=["plain", "few rows", "drafts"],
 )
 def test_one_call_fails_and_the_others_go_on(how: dict[str, Any], temperature: float) -> None:
     model = broken()
