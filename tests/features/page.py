@@ -81,7 +81,7 @@ _YOURS = (
     ),
     (
         "`copy.deepcopy()`, pickle, `torch.save()` of a model or a pipeline",
-        "refused: hooks would come along; copy before `parallelize()` or after `undo()`",
+        "refused: hooks would be copied too; copy before `parallelize()` or after `undo()`",
     ),
     (
         "`.to(dtype)`, `.to(device)`, `.half()`, `.float()`",

@@ -13,7 +13,7 @@ from partsong.parallel.ranks.mesh import Axis
 __all__ = ["stopped_together"]
 
 #: Seconds to wait for a rank that waits for a message itself or is gone, and for one that computes.
-PATIENCE, LONGEST = 4.0, 60.0
+TIMEOUT, LONGEST = 4.0, 60.0
 _STOPS = itertools.count()
 
 
@@ -49,7 +49,7 @@ def _all_come(store: dist.Store, names: dict[int, str]) -> bool:
         now = time.monotonic()
         if beat is not None and all(map(beat.computes, missing)):
             heard = now
-        if now - heard > PATIENCE or now - begin > LONGEST:
+        if now - heard > TIMEOUT or now - begin > LONGEST:
             return False
         time.sleep(0.02)
     return True
