@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -10,37 +10,20 @@ from partsong.errors import UnsupportedError
 
 __all__ = ["allow_copies", "keep_whole", "refuse_copies", "refuse_loads"]
 
-#: What `copy.deepcopy`, pickle and `torch.save` look for on an object.
+#: What `copy`, pickle and `torch.save` look for on an object.
 _COPYING = ("__deepcopy__", "__reduce_ex__")
 
 
-class _Original:
-    """Stands in the state of an object under a plan, and cannot be pickled."""
+def refuse_copies(owner: Any) -> None:
+    """Refuses copies and pickles of an object, as the copy would hold hooks that work for the original."""
 
-    def __init__(self, owner: Any) -> None:
-        self.name = type(owner).__name__
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def refuse(*_: Any) -> Any:
         raise UnsupportedError(
-            f"this {self.name} is under a plan, whose hooks cannot be copied or pickled; call undo() first, and "
-            "parallelize() the copy"
+            f"this {type(owner).__name__} is under a plan, whose hooks cannot be copied or pickled; call undo() first, "
+            "and parallelize() the copy"
         )
 
-
-def refuse_copies(owner: Any) -> None:
-    """Refuses deep copies and pickles of an object, whose hooks would be copied too and work for the original.
-
-    Shallow copies, which share its parts, stay possible.
-    """
-    original = _Original(owner)
-
-    def reduce(protocol: Any) -> Any:
-        make, given, state, *rest = type(owner).__reduce_ex__(owner, protocol)
-        # Pickle comes to the first value first; `copy.copy` only takes it along.
-        state = {"_under_plan": original, **{name: value for name, value in state.items() if name not in _COPYING}}
-        return make, given, state, *rest
-
-    vars(owner).update({"__deepcopy__": original.__reduce_ex__, "__reduce_ex__": reduce})
+    vars(owner).update(dict.fromkeys(_COPYING, refuse))
 
 
 def allow_copies(owner: Any) -> None:

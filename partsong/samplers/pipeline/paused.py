@@ -112,7 +112,7 @@ class PausedCall:
         decodes: bool = True,
         note_positions: Callable[[tuple[str, ...]], None] = lambda names: None,
     ) -> None:
-        self.pipe = copy.copy(pipe)
+        self.pipe = _copied(pipe)
         self.event: Event | None = None
         self._arguments = dict(arguments)
         self._random = _RandomState(self._arguments, _device(pipe))
@@ -229,8 +229,15 @@ class PausedCall:
 
 def _stand_in(module: nn.Module, **members: Any) -> nn.Module:
     """Returns a copy of a module that shares its weights and configuration but has some members of its own."""
-    copied = copy.copy(module)
+    copied = _copied(module)
     vars(copied).update(members)
+    return copied
+
+
+def _copied(owner: Any) -> Any:
+    """Returns a copy with the same attributes; `copy.copy` of what is under a plan is refused."""
+    copied = object.__new__(type(owner))
+    vars(copied).update(vars(owner))
     return copied
 
 
