@@ -66,18 +66,17 @@ class HookSet:
             raise UnsupportedError(
                 f"this {type(module).__name__} is under another plan already; call undo() on that plan first"
             )
-        refuse_copies(module)
         hook.check(module)
         registry.register_hook(cast("ModelHook", hook), PREFIX + name)
         self._placed.append((module, PREFIX + name))
         self._forwards[module, PREFIX + name] = vars(module)["forward"]
+        refuse_copies(module)
 
     def put(self, module: nn.Module, name: str, value: Any) -> None:
         """Changes an attribute of a module, such as a weight, until `remove`."""
         self._changed.append(_Attribute(module, name, getattr(module, name), value))
         if isinstance(value, nn.Parameter):
-            for guard in keep_whole(module, name, self._changed[-1].before):
-                self.on_remove(guard.remove)
+            self._at_end += [guard.remove for guard in keep_whole(module, name, self._changed[-1].before)]
         setattr(module, name, value)
 
     def refresh(self) -> None:
