@@ -52,7 +52,7 @@ def subject(name: str) -> tuple[nn.Module, dict[str, Any]]:
 
 def reached(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """How many positions and which keywords reached the model."""
-    with pytest.raises(Reached) as end:
+    with torch.no_grad(), pytest.raises(Reached) as end:
         model(*args, **kwargs)
     return end.value.args
 
