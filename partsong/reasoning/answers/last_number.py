@@ -10,6 +10,7 @@ list has no value.
 
 from __future__ import annotations
 
+import functools
 import re
 from fractions import Fraction
 from itertools import islice
@@ -90,6 +91,8 @@ def _simple(line: str) -> str:
     return line
 
 
+# Many methods read the same texts of a pool, and most answers end in one of few lines.
+@functools.lru_cache(maxsize=1 << 15)
 def _last_of(line: str) -> Fraction | None:
     place = max(digit.start() for digit in _DIGIT.finditer(line))
     for formula in _FORMULA.finditer(line):
