@@ -19,7 +19,10 @@ def note_size(job: Job, path: Path) -> None:
         job: a job that is done.
         path: the file.
     """
-    width, height = _size_of(path)
+    try:
+        width, height = _size_of(path)
+    except OSError:  # the file has gone since, as whoever asks for it is notified; the job is done
+        return
     asked = dict(job.request)
     if path.suffix == ".mp4":  # an odd side is padded by one pixel in such a file
         asked |= {side: asked[side] + asked[side] % 2 for side in ("height", "width") if asked.get(side)}
