@@ -95,7 +95,7 @@ _YOURS = (
         "as without a plan; refused where ranks have parts of the weights (TensorParallel, ShardedWeights)",
     ),
     (
-        "`copy.deepcopy()`, pickle, `torch.save()` of a model or a pipeline",
+        "`copy.copy()`, `copy.deepcopy()`, pickle, `torch.save()` of a model or a pipeline",
         "refused: a copy would hold hooks that work for the original; copy before `parallelize()` or after `undo()`",
     ),
     (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,10 +12,9 @@ from diffusers.utils import logging
 from torch import Tensor, nn
 
 from partsong import DisplacedPatch, Mesh, SyncPatch, Ulysses, parallelize
-from partsong.errors import PartsongError
 from partsong.parallel.ranks.noise import share_latents
 from tests.parallel.families import FAMILIES
-from tests.parallel.ranks import gathered
+from tests.parallel.ranks import gathered, refusal
 from tests.parallel.unets import UNETS
 from tests.pipelines.case import denoisers, distance
 from tests.pipelines.cases import CASES
@@ -129,18 +127,10 @@ def other_types() -> list[str]:
     """What is said where the weights, the first latents or an input of rank 1 have another type."""
     with Mesh(ulysses=2) as mesh:
         dtype, everyone = (torch.float64, torch.float32)[mesh.rank], mesh.axis("ulysses")
-        said = [_refusal(lambda: parallelize(FAMILIES["DiT"].model(8, dtype), Ulysses(), mesh=mesh))]
-        said.append(_refusal(lambda: share_latents(everyone, torch.ones(2, 3, dtype=dtype))))
+        said = [refusal(lambda: parallelize(FAMILIES["DiT"].model(8, dtype), Ulysses(), mesh=mesh))]
+        said.append(refusal(lambda: share_latents(everyone, torch.ones(2, 3, dtype=dtype))))
         named = FAMILIES["DiT"].call(8, 1, torch.float64)
         named["hidden_states"] = named["hidden_states"].to(dtype)
         with parallelize(FAMILIES["DiT"].model(8, torch.float64), Ulysses(), mesh=mesh) as plan, torch.no_grad():
-            said.append(_refusal(lambda: plan.target(**named)))
+            said.append(refusal(lambda: plan.target(**named)))
         return gathered(" ".join(said))
-
-
-def _refusal(work: Callable[[], Any]) -> str:
-    try:
-        work()
-    except PartsongError as error:
-        return str(error)
-    return "accepted"

@@ -16,7 +16,7 @@ from torch import Tensor
 from partsong import Mesh, PartsongError, ShardedWeights, TensorParallel, Ulysses, generate, parallelize
 from partsong.parallel import Strategy, mesh_for
 from partsong.parallel.hooks.samples import sample_of
-from tests.parallel.ranks import error, gathered, staying_connected
+from tests.parallel.ranks import error, gathered, refusal, staying_connected
 from tests.parallel.tensor_worker import build, calls
 from tests.pipelines.cases import CASES
 
@@ -120,20 +120,12 @@ def replaced(nproc: int) -> list[dict[str, str]]:
         pipe, said = case.make(), {}
         plan = parallelize(pipe, Ulysses(), mesh=mesh)
         mine, pipe.transformer = pipe.transformer, case.make().transformer
-        said["replaced"] = _said(lambda: case.run(pipe))
+        said["replaced"] = refusal(lambda: case.run(pipe))
         pipe.transformer = mine
-        said["back"] = _said(lambda: case.run(pipe))
-        said["deepcopy"] = _said(lambda: copy.deepcopy(pipe))
+        said["back"] = refusal(lambda: case.run(pipe))
+        said["deepcopy"] = refusal(lambda: copy.deepcopy(pipe))
         plan.undo()
-        said["entered"] = _said(plan.__enter__)
-        said["generate"] = _said(lambda: generate(plan, prompt=""))
-        said["copied"] = _said(lambda: copy.deepcopy(pipe))
+        said["entered"] = refusal(plan.__enter__)
+        said["generate"] = refusal(lambda: generate(plan, prompt=""))
+        said["copied"] = refusal(lambda: copy.deepcopy(pipe))
         return gathered(said)
-
-
-def _said(act: Callable[[], Any]) -> str:
-    try:
-        act()
-    except PartsongError as problem:
-        return str(problem)
-    return ""

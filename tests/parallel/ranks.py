@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from partsong.errors import PartsongError
 from partsong.parallel import Mesh
 
 Twin = TypeVar("Twin")
@@ -32,6 +33,15 @@ def on_first(compute: Callable[[], Twin]) -> Twin:
     found: list[Any] = [compute() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(found)
     return found[0]
+
+
+def refusal(act: Callable[[], Any]) -> str:
+    """What an act is refused with; nothing where it is not."""
+    try:
+        act()
+    except PartsongError as problem:
+        return str(problem)
+    return ""
 
 
 def gathered(value: Any) -> list[Any]:

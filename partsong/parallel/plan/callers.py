@@ -44,9 +44,7 @@ class Callers:
         while frame is not None:
             if frame.f_code.co_name == "__call__":  # the locals of a frame are copied when they are read
                 owner = frame.f_locals.get("self")
-                if owner is self._pipe and (
-                    innermost is None or any(innermost is part for part in vars(owner).values())
-                ):
+                if owner is self._pipe and any(innermost is part for part in (None, *vars(owner).values())):
                     return owner  # in its own call, or in that of a pipeline that it is made of
                 innermost = owner if innermost is None and hasattr(type(owner), "components") else innermost
             frame = frame.f_back

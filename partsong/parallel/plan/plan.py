@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -107,8 +106,7 @@ class Plan(PlanState):
         super().__init__(strategies, mesh, adapter)
         self.target, self._modules, self._owns_mesh = target, modules, owns_mesh
         self._hooks, self._methods = HookSet(), ReplacedMethods()
-        components = {} if isinstance(target, nn.Module) else target.components
-        self._under = {name: part for name, part in components.items() if any(part is each for each in modules)}
+        self._under = {name: part for name, part in self._components.items() if any(part is each for each in modules)}
         self.denoisers: list[Denoiser] = []
         self.controlnets: list[ControlNet] = []
         self.coders: list[Coder] = []
@@ -119,8 +117,7 @@ class Plan(PlanState):
         self.denoisers, self.controlnets, self.coders = [], [], []
         self.is_undone = False
         try:
-            others = [] if isinstance(self.target, nn.Module) else [*single_parts(self.target.components)]
-            check_same(self.mesh.axis(*AXES), self._modules, others)
+            check_same(self.mesh.axis(*AXES), self._modules, [*single_parts(self._components)])
             with without_model_offload(self.target):
                 self._attach()
             owners = [*self._modules] if isinstance(self.target, nn.Module) else [self.target, *self._modules]
@@ -135,7 +132,7 @@ class Plan(PlanState):
 
     def _attach(self) -> None:
         target, strategies = self.target, self.strategies
-        others = [part for part in self._models() if part not in self._modules]
+        others = [part for part in single_parts(self._components) if part not in self._modules]
         self.lent = frozenset(module for part in others for module in part.modules())
         for module in self._modules:
             self.denoisers.append(Denoiser(self, module, self._hooks))
@@ -175,8 +172,9 @@ class Plan(PlanState):
         for denoiser in self.denoisers:
             denoiser.has_shares = bool(self.controlnets)
 
-    def _models(self) -> Iterator[nn.Module]:
-        return single_parts({} if isinstance(self.target, nn.Module) else self.target.components)
+    @property
+    def _components(self) -> dict[str, Any]:
+        return {} if isinstance(self.target, nn.Module) else self.target.components
 
     def check_parts(self) -> None:
         """Refuses a pipeline whose denoiser is not the one under this plan any more.
@@ -195,7 +193,7 @@ class Plan(PlanState):
     def _keep_from_others(self) -> None:
         """Keeps the hooks out of calls of other parts of the pipeline, such as a ControlNet that shares layers."""
         hooked = {under.module for under in (*self.denoisers, *self.controlnets)}
-        for part in self._models():
+        for part in single_parts(self._components):
             if part not in hooked:
                 self._hooks.keep_from(part)
 

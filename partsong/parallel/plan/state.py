@@ -118,7 +118,7 @@ class PlanState:
             raise ArgumentError("this plan was undone, and nothing would be shared out; call parallelize() again")
 
     def check_parts(self) -> None:
-        """Refuses a pipeline whose denoiser is not the one under this plan any more."""
+        """Refuses a pipeline whose denoiser was replaced; where there is no pipeline, there is nothing to refuse."""
 
     def begin_generation(self, times: list[float] | None = None, levels: list[float] | None = None) -> None:
         """Begins a generation, or the next part of one where the pipeline's call is not over."""
