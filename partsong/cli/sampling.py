@@ -94,7 +94,7 @@ def read_shares(
     Raises:
         ArgumentError: they are not positive numbers, not one for each rank, or no strategy would use them.
     """
-    from partsong.parallel.ranks.mesh import check_shares
+    from partsong.parallel.ranks.axes import check_shares
     from partsong.parallel.strategy import refuse_shares, useful_shares
 
     if text is None:

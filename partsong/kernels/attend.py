@@ -15,7 +15,7 @@ from partsong.kernels.dispatch import compute
 from partsong.kernels.masks import Mask
 from partsong.kernels.merge import merge
 
-__all__ = ["attention"]
+__all__ = ["attend_block", "attention"]
 
 
 def attention(
@@ -79,6 +79,16 @@ def attention(
     whole = sum(segment.length for segment in table)
     added = None if keep is None and bias is None else additive(q, whole, keep, bias)
     return _compute(Call(q, table, kind, added, _scale(q, scale), init))
+
+
+def attend_block(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, init: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Does what `attention` does for one block of keys without a mask, whose tensors are known to fit.
+
+    A ring calls it once for every rank, and a GPU waits for the host where checking takes longer than computing.
+    """
+    return _compute(Call(q, (Segment(k, v, position=0),), None, None, _scale(q, scale), init))
 
 
 def _scale(q: Tensor, scale: float | None) -> float:

@@ -95,9 +95,11 @@ class Call:
     @property
     def needs_gradient(self) -> bool:
         """Says whether autograd would have to follow this call."""
+        if not torch.is_grad_enabled():
+            return False
         tensors = [self.q, *(x for s in self.segments for x in (s.k, s.v)), *(self.init or ())]
         tensors += [] if self.bias is None else [self.bias]
-        return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        return any(x.requires_grad for x in tensors)
 
     @property
     def is_square_causal(self) -> bool:
@@ -117,7 +119,7 @@ class Call:
         """
         first, *others = self.segments
         if self.mask is None and not others and not first.bias:
-            return self if self.init is None else replace(self, init=None)
+            return self if self.init is None else Call(self.q, self.segments, None, self.bias, self.scale)
         causal = self.is_square_causal and self.bias is None and not first.bias
         bias = self.bias if causal else self._dense_bias()
         k, v = first.k, first.v
@@ -139,7 +141,7 @@ class Call:
     def used(self) -> Call | None:
         """Returns the call without segments that are empty or left out, or None where no key is left."""
         kept = [segment.length > 0 and segment.bias != -math.inf for segment in self.segments]
-        if all(kept):
+        if False not in kept:
             return self if kept else None
         if not any(kept):
             return None

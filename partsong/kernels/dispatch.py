@@ -8,6 +8,7 @@ others get the call in its plain form. To see why a call did not get a faster ke
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -16,12 +17,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.kernels.backends import cpu_flash, cuda, flash3, flex, gluon_attention, naive, triton_attention, xformers
 from partsong.kernels.call import Call
-from partsong.kernels.merge import merge
+from partsong.kernels.merge import merge_checked
 from partsong.kernels.tuned import tuned
 
 __all__ = ["BACKENDS", "Backend", "available", "choose", "compute", "force_backend"]
@@ -77,6 +79,8 @@ _FORCED: ContextVar[str | None] = ContextVar("partsong_attention", default=None)
 _logged: set[tuple[str, str]] = set()
 #: Kinds of calls whose tiles a backend could not start on this GPU -> what it said.
 _too_large: dict[tuple[Any, ...], str] = {}
+#: Rows chosen before for calls of this kind, so that choosing again costs the host next to nothing.
+_chosen: dict[tuple[Any, ...], Backend] = {}
 
 
 def compute(call: Call) -> tuple[Tensor, Tensor]:
@@ -95,13 +99,36 @@ def compute(call: Call) -> tuple[Tensor, Tensor]:
             if type(error).__name__ != "OutOfResources":
                 raise
             _too_large[_size_of(row, form)] = f"its tiles do not fit this GPU: {error}"
+            _chosen.clear()
             continue
-        return result if row.native or call.init is None else merge([call.init, result])
+        return result if row.native or call.init is None else merge_checked([call.init, result])
     return _compute_by_segment(call)
 
 
 def choose(call: Call) -> tuple[Backend, Call] | None:
     """Finds the backend for a call and the form it takes; None where segments must be computed separately."""
+    kind = _kind_of(call)
+    if kind in _chosen:
+        row = _chosen[kind]
+        return row, call if row.native else call.plain()
+    choice = _choose(call)
+    if kind is not None and choice is not None:
+        _chosen[kind] = choice[0]
+    return choice
+
+
+def _kind_of(call: Call) -> tuple[Any, ...] | None:
+    """Returns all that decides on the backend of a call without a mask, bias or second segment; None for others."""
+    first, *others = call.segments
+    if call.mask is not None or call.bias is not None or others or first.bias:
+        return None
+    q = call.q
+    forced = _FORCED.get() or _from_environment()
+    cudnn = torch.backends.cudnn.enabled
+    return q.shape, first.k.shape, q.dtype, q.device, call.needs_gradient, forced, cudnn
+
+
+def _choose(call: Call) -> tuple[Backend, Call] | None:
     rows, forced = _candidates(call)
     in_parts = len(call.segments) > 1 and call.q.is_cuda
     plain = None
@@ -136,12 +163,18 @@ def _compute_by_segment(call: Call) -> tuple[Tensor, Tensor]:
     for segment, part in zip(call.segments, call.by_segment(), strict=True):
         out, lse = compute(part)
         parts.append((out, lse + segment.bias))
-    return merge(parts)
+    return merge_checked(parts)
+
+
+@functools.cache
+def _from_environment() -> str | None:
+    """Reads the environment once: the next attention would otherwise wait for it, too."""
+    return os.environ.get(ENV)
 
 
 def _candidates(call: Call) -> tuple[tuple[Backend, ...], bool]:
     """Lists the rows to try, in order, and says whether one was requested by name."""
-    forced = _FORCED.get() or os.environ.get(ENV)
+    forced = _FORCED.get() or _from_environment()
     if forced and forced != "auto":
         return (_find_backend(forced),), True
     rows = _BY_DEVICE.get(call.q.device.type, (_NAIVE,))

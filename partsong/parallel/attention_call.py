@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from partsong.kernels import attention
+from partsong.kernels.attend import attend_block
 from partsong.parallel.adapters.row import IMAGE
 from partsong.parallel.ranks.mesh import TOKEN_AXES, Axis
 from partsong.parallel.ranks.ranges import named_range
@@ -166,5 +167,7 @@ def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Calls `kernels.attention` with a mask that is boolean or additive."""
-    is_bias = mask is not None and mask.dtype != torch.bool
+    if mask is None:
+        return attend_block(q, k, v, scale=scale)
+    is_bias = mask.dtype != torch.bool
     return attention(q, k, v, mask=None if is_bias else mask, bias=mask if is_bias else None, scale=scale)

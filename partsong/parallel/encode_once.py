@@ -23,6 +23,8 @@ from partsong.parallel.strategy import Strategy
 __all__ = ["EncodeOnce"]
 
 _NAME = "embeddings of the prompt"
+#: Share of a device's memory that stays free beside the encoders, for what a picture needs while it is made.
+ROOM = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +32,9 @@ class EncodeOnce(Strategy):
     """Encodes prompts only on the first rank, and sends the embeddings to the others. Exact.
 
     Only the first rank needs the text encoders, which weigh as much as the denoiser in many models. The others may hold
-    none: `partsong.load_pipeline` leaves them out there. On a GPU the encoders stay in the host's memory, and visit the
-    GPU only while they encode.
+    none: `partsong.load_pipeline` leaves them out there. The encoders stay on the first rank's GPU if a quarter of its
+    memory is free beside them. Otherwise their layers lie in pinned memory of the host, and visit the GPU one after the
+    other while they encode, the next one while one computes.
 
     It has no axis of its own and works beside every strategy. Ranks that no other strategy takes become ``data`` ranks,
     which share out the samples of a batch.
@@ -75,7 +78,8 @@ class SharedPrompts(Coder):
         self.pipe, self.axis, self.device = pipe, axis, device
         self.sent, self.calls = 0, 0
         self._methods = ReplacedMethods()
-        self._offloads: list[Any] = []
+        self._moved: list[tuple[nn.Module, torch.device]] = []
+        self._offloaded: list[nn.Module] = []
         self._is_fresh = True
 
     @property
@@ -84,17 +88,28 @@ class SharedPrompts(Coder):
         return self.calls > 0
 
     def attach(self, hooks: HookSet, clock: StepClock) -> None:
-        """Replaces the method, and keeps the encoders off the GPU between calls."""
+        """Replaces the method, and places the encoders of the first rank."""
         self._methods.replace(self.pipe, "encode_prompt", self._around, self._around)
         hooks.on_remove(self._detach)
         clock.on_begin(self._begin)
-        if self.device.type != "cpu":
-            self._offload()
+        if self.device.type != "cpu" and self.axis.index == 0:
+            self._place(*getattr(torch, self.device.type).mem_get_info(self.device))
 
-    def _offload(self) -> None:
-        from accelerate import cpu_offload_with_hook
+    def _place(self, free: int, total: int) -> None:
+        """Keeps the encoders on the device, given its free and its whole memory, or brings their layers one by one."""
+        encoders = self._encoders()
+        missing = sum(w.nbytes for part in encoders for w in part.parameters() if w.device != self.device)
+        if free - missing >= ROOM * total:
+            self._moved += [(part, part.device) for part in encoders]
+            for part in encoders:
+                part.to(self.device)
+            return
+        from diffusers.hooks import apply_group_offloading
 
-        self._offloads += [cpu_offload_with_hook(encoder, self.device)[1] for encoder in self._encoders()]
+        for part in encoders:
+            has_streams = self.device.type in ("cuda", "xpu")
+            apply_group_offloading(part, self.device, offload_type="leaf_level", use_stream=has_streams)
+            self._offloaded.append(part)
 
     def _encoders(self) -> list[nn.Module]:
         parts = (getattr(self.pipe, name) for name in text_encoders(self.pipe.components))
@@ -102,8 +117,14 @@ class SharedPrompts(Coder):
 
     def _detach(self) -> None:
         self._methods.restore()
-        for hook in self._offloads:
-            hook.remove()
+        for part, device in self._moved:
+            part.to(device)
+        if self._offloaded:
+            from diffusers.hooks import HookRegistry
+
+            for part in self._offloaded:
+                HookRegistry.check_if_exists_or_initialize(part).remove_hook("group_offloading", recurse=True)
+        self._moved, self._offloaded = [], []
 
     def _begin(self) -> None:
         """Begins a generation: prompts encoded just before belong to it, earlier ones do not."""
@@ -128,9 +149,6 @@ class SharedPrompts(Coder):
         except Exception as error:
             broadcast_error(self.axis, error, self.device, name=_NAME)
             raise
-        finally:
-            for hook in self._offloads:
-                hook.offload()
 
     def predict(self, rank: int) -> int:
         """Returns the bytes a rank sends for the prompts of this generation: all come from the first."""

@@ -19,7 +19,8 @@ from partsong.parallel.attention_call import TOKEN_AXES, Stage
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.protocols import Attachment, Borders, Coder, Cut, Ghosts, Rounds, Shards, Statistics
-from partsong.parallel.ranks.mesh import AXES, Axis, Mesh, check_degrees, shares_along
+from partsong.parallel.ranks.axes import AXES, shares_along
+from partsong.parallel.ranks.mesh import Axis, Mesh, check_degrees
 
 __all__ = [
     "Attachment",

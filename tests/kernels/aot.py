@@ -22,6 +22,7 @@ MODULES = (
     "tests.kernels.aot_attention",
     "tests.kernels.aot_gluon",
     "partsong.kernels.token_head_triton",
+    "partsong.kernels.merge_triton",
     "partsong.kernels.norms_triton",
 )
 TENSOR_CORE = re.compile(r"\b(HMMA|HGMMA|UTC\w*MMA)\b")
@@ -34,8 +35,12 @@ def compiled(variant: dict[str, Any], architecture: int) -> Any:
 
     kernel, signature = variant["kernel"], variant["signature"]
     # Addresses and strides as a launch would find them: multiples of 16.
-    aligned = variant.get("aligned", [name for name, kind in signature.items() if kind.startswith("*")])
-    attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    aligned = variant.get("aligned", [name for name, kind in signature.items() if str(kind)[0] in "*("])
+    attrs = {}
+    for name in aligned:
+        place, kinds = kernel.arg_names.index(name), signature[name]
+        paths = [(place, part) for part in range(len(kinds))] if isinstance(kinds, tuple) else [(place,)]
+        attrs |= {path: [["tt.divisibility", 16]] for path in paths}
     Source = ASTSource
     if variant.get("gluon"):
         from triton.experimental.gluon._runtime import GluonASTSource as Source

@@ -99,23 +99,33 @@ def test_refused_types() -> None:
         attention(q, k, v, init=[x.to("meta") for x in attention(q, k, v)])
 
 
+def in_environment(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What a program finds that starts with this environment, which is read once."""
+    monkeypatch.setattr(dispatch, "_from_environment", lambda: name)
+
+
+def test_the_environment_is_read(monkeypatch) -> None:
+    monkeypatch.setenv(dispatch.ENV, "naive")
+    assert dispatch._from_environment.__wrapped__() == "naive"
+
+
 def test_forcing(monkeypatch) -> None:
     q, k, v = inputs(1, 1, 1, 2, 3, 4)
     with force_backend("efficient"), pytest.raises(UnsupportedError, match=r"efficient.*cpu, not cuda"):
         attention(q, k, v)
     with pytest.raises(ArgumentError, match="cpu_flash"), force_backend("fast"):
         pass
-    monkeypatch.setenv(dispatch.ENV, "flash")
+    in_environment(monkeypatch, "flash")
     with pytest.raises(UnsupportedError):
         attention(q, k, v)
     with force_backend("naive"):
         assert chosen(q, k, v) == "naive"
     with force_backend("auto"):
         assert chosen(q, k, v) == "cpu_flash"
-    monkeypatch.setenv(dispatch.ENV, "nonsense")
+    in_environment(monkeypatch, "nonsense")
     with pytest.raises(ArgumentError, match="nonsense"):
         attention(q, k, v)
-    monkeypatch.setenv(dispatch.ENV, "naive")
+    in_environment(monkeypatch, "naive")
     assert chosen(q, k, v) == "naive"
 
 

@@ -10,6 +10,7 @@ import torch
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels import merge
+from partsong.kernels.call import has_triton
 from tests.kernels.oracle import difference, inputs, oracle
 
 
@@ -91,3 +92,26 @@ def test_refusals() -> None:
     for bad in (good[0], (good[0],), (good[0].long(), good[1]), (None, good[1])):
         with pytest.raises(ArgumentTypeError):
             merge([good, bad])
+
+
+@pytest.mark.skipif(not has_triton(), reason="triton is not installed")
+@pytest.mark.parametrize("num_parts", [2, 3, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_fused_kernel_equals_its_slow_twin(num_parts, dtype) -> None:
+    from partsong.kernels.merge_triton import merged
+
+    seeded = torch.Generator().manual_seed(num_parts)
+    parts = []
+    for part in range(num_parts):
+        out = torch.randn(2, 37, 3, 20, generator=seeded).transpose(1, 2)  # tokens before heads, as kernels give them
+        lse = 30 * torch.randn(2, 3, 37, generator=seeded)
+        lse[:, part % 3, ::2] = -math.inf
+        lse[:, 0, 5] = -math.inf  # empty in every part
+        parts.append((out.to(dtype) if part else out.contiguous(), lse))
+    out, lse = merged(parts)
+    want, want_lse = merge([(out.double(), lse.double()) for out, lse in parts])
+    assert out.dtype is torch.float32
+    assert out.stride() == parts[0][0].stride()
+    assert difference((out, lse), (want, want_lse)) <= 2e-6
+    assert not out[:, 0, 5].any()
+    assert (lse[:, 0, 5] == -math.inf).all()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 from diffusers.utils import logging
@@ -27,7 +29,9 @@ from partsong import (
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.samples import sample_of
+from partsong.parallel.ranks import collectives
 from partsong.parallel.ranks.collectives import agree
+from partsong.parallel.ranks.mesh import Axis
 from partsong.samplers import registry
 from tests.covering import taking_turns
 from tests.parallel.families import FAMILIES, adapter_of
@@ -186,3 +190,16 @@ def run(nproc: int, cases: list[Case]) -> dict[Case, dict[str, Any]]:
                     _, _, name, dtype, side = case
                     results[case] = _case(name, side, DTYPES[dtype], chosen, mesh)
     return results
+
+
+def run_fused(nproc: int, cases: list[Case]) -> dict[Case, dict[str, Any]]:
+    """The same through a library that moves all parts of a tensor at once, as NCCL does: gloo stands for it."""
+    make_axis = Mesh._make_axis
+
+    def fused(mesh: Mesh, names: tuple[str, ...]) -> Axis:
+        axis = make_axis(mesh, names)
+        return replace(axis, is_fused=axis.size > 1)
+
+    # gloo's messages do not tell when they have arrived, unless somebody waits for them.
+    with mock.patch.object(Mesh, "_make_axis", fused), mock.patch.object(collectives, "watch"):
+        return run(nproc, cases)

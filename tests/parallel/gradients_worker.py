@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partsong import PartsongError
+from partsong import EncodeOnce, ParallelVae, PartsongError, SyncPatch, zoo
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.samples import samples_of
 from tests.parallel import equivalence_worker
 from tests.parallel.families import FAMILIES
-from tests.parallel.ranks import gathered, staying_connected
+from tests.parallel.ranks import gathered, refusal, staying_connected
+from tests.pipelines.cases import CASES
 
 SIDE = 8
 #: What calls for a gradient: inputs, weights, or both.
@@ -75,3 +76,24 @@ def other_losses(nproc: int) -> list[str]:
             except PartsongError as problem:
                 return gathered(str(problem))
         return gathered("")
+
+
+@staying_connected
+def beside_the_denoiser(nproc: int) -> list[list[str]]:
+    """What every rank says of gradients of a ControlNet, of both halves of an autoencoder, and of a text encoder."""
+    case = CASES["StableDiffusionControlNetPipeline"]
+    pipe, calls = case.make(), []
+    hook = pipe.controlnet.register_forward_pre_hook(lambda _, *given: calls.append(given), with_kwargs=True)
+    case.run(pipe)
+    hook.remove()
+    (args, named), *_ = calls
+    said = []
+    with Mesh(patch=nproc) as mesh, parallelize(pipe, SyncPatch(), ParallelVae(), mesh=mesh):
+        said.append(refusal(lambda: pipe.controlnet(*args, **named)))
+        said.append(refusal(lambda: pipe.vae.encode(torch.zeros(1, 3, 32, 32, dtype=torch.float64))))
+        said.append(refusal(lambda: pipe.vae.decode(torch.zeros(1, 4, 8, 8, dtype=torch.float64))))
+    pipe = zoo.load("shapes")
+    pipe.text_encoder.requires_grad_(True)
+    with Mesh(patch=nproc) as mesh, parallelize(pipe, SyncPatch(), EncodeOnce(), mesh=mesh):
+        said.append(refusal(lambda: pipe.encode_prompt(prompt="a red circle", device=mesh.device)))
+    return gathered(said)

@@ -32,6 +32,13 @@ def test_ranks_with_losses_of_their_own_are_refused() -> None:
         assert "compute the same loss on every rank" in said
 
 
+def test_are_refused_of_what_stands_beside_the_denoiser() -> None:
+    by = "SyncPatch", "ParallelVae", "ParallelVae", "EncodeOnce"
+    for said in launch(gradients_worker.beside_the_denoiser, 2, 2):
+        for one, name in zip(said, by, strict=True):
+            assert "was called for a gradient of" in one and f"under {name}" in one and "\n" not in one, said
+
+
 def test_on_one_rank_only_what_leaves_out_blocks_is_refused() -> None:
     family = FAMILIES["SD3"]
     model, named = family.model(8, torch.float64).requires_grad_(True), family.call(8, 1, torch.float64)

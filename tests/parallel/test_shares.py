@@ -12,8 +12,8 @@ import torch
 from partsong import CfgParallel, Ring, Ulysses, predict
 from partsong.errors import ArgumentError
 from partsong.parallel import AXES
+from partsong.parallel.ranks.axes import shares_along
 from partsong.parallel.ranks.launch import launch
-from partsong.parallel.ranks.mesh import shares_along
 from partsong.parallel.ranks.shards import split_sizes
 from tests import covering
 from tests.covering import chosen

@@ -31,6 +31,7 @@ class CudaKernel:
         takes_bias: whether an additive mask can be given.
         grouped: whether it reads grouped key heads itself; else they are expanded.
         min_length: smallest Lq and Lk it is trusted with.
+        least_queries: smallest Lq that pays for the plan it makes for every new shape.
     """
 
     name: str
@@ -39,6 +40,7 @@ class CudaKernel:
     takes_bias: bool
     grouped: bool
     min_length: int = 1
+    least_queries: int = 1
 
     @property
     def operator(self) -> str:
@@ -69,6 +71,8 @@ class CudaKernel:
             return False, "torch.backends.cudnn.enabled is off"
         if min(q.shape[2], k.shape[2]) < self.min_length:
             return False, f"it is not trusted with fewer than {self.min_length} queries or keys"
+        if q.shape[2] < self.least_queries:
+            return False, f"it plans for every new shape, which {q.shape[2]} queries do not pay for"
         if self.name == "cudnn" and q.shape[1] != k.shape[1]:
             return False, "grouped key heads would have to be expanded"
         return True, f"aten::{self.operator}"
@@ -119,7 +123,7 @@ def normalise(out: Tensor, lse: Tensor, num_queries: int, bias: Tensor | None) -
     """
     if lse.dim() == 4:
         lse = lse.squeeze(-1)
-    lse = lse[:, :, :num_queries].float()
+    lse = (lse if lse.shape[2] == num_queries else lse[:, :, :num_queries]).float()
     if bias is not None:
         # Without asking the device whether there are any: that would make the host wait.
         empty = bias.amax(dim=-1) == -math.inf
@@ -138,8 +142,8 @@ def align_rows(x: Tensor) -> Tensor:
 
 def is_aligned(x: Tensor) -> bool:
     """Whether the last of four dims is contiguous and every row starts at a multiple of 16 bytes."""
-    unit = 16 // x.element_size()
-    return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(step % unit == 0 for step in x.stride()[:3])
+    unit, (batch, head, row, one) = 16 // x.element_size(), x.stride()
+    return one == 1 and not (x.data_ptr() % 16 or batch % unit or head % unit or row % unit)
 
 
 def _align_bias(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -152,7 +156,9 @@ def _align_bias(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return view.expand(q.shape[0], q.shape[1], q.shape[2], keys)
 
 
-CUDNN = CudaKernel(name="cudnn", dtypes=HALF, max_head_size=128, takes_bias=True, grouped=False, min_length=2)
+CUDNN = CudaKernel(
+    name="cudnn", dtypes=HALF, max_head_size=128, takes_bias=True, grouped=False, min_length=2, least_queries=1024
+)
 FLASH = CudaKernel(name="flash", dtypes=HALF, max_head_size=256, takes_bias=False, grouped=True)
 EFFICIENT = CudaKernel(
     name="efficient", dtypes=(*HALF, torch.float32), max_head_size=1 << 16, takes_bias=True, grouped=False

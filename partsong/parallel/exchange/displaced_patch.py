@@ -87,7 +87,7 @@ class DisplacedPatch(Strategy):
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[DisplacedStage]:
         """Returns the attention stages this strategy adds to a plan."""
-        return [DisplacedStage(mesh.axis("patch"), clock, self)]
+        return [DisplacedStage(mesh.lane("patch"), clock, self)]
 
 
 class DisplacedStage(Stage):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from partsong.kernels import attention
+from partsong.kernels.attend import attend_block
 from partsong.knobs import Count
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage
 from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values, write_keys_values
@@ -194,8 +195,11 @@ def _attend(
     call: AttentionCall, k: Tensor, v: Tensor, owner: int, total: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
     """Adds the block of rank `owner` to the result so far."""
-    mask = None if call.masks is None else call.masks[owner]
-    keep, bias = (mask, None) if mask is None or mask.dtype == torch.bool else (None, mask)
-    out, lse = attention(call.q, k, v, mask=keep, bias=bias, scale=call.scale, init=total)
+    if call.masks is None:
+        out, lse = attend_block(call.q, k, v, scale=call.scale, init=total)
+    else:
+        mask = call.masks[owner]
+        keep, bias = (mask, None) if mask.dtype == torch.bool else (None, mask)
+        out, lse = attention(call.q, k, v, mask=keep, bias=bias, scale=call.scale, init=total)
     # In half precision every turn would round the total once more.
     return out.to(lse.dtype), lse

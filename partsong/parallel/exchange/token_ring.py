@@ -138,12 +138,8 @@ def _letter_bytes(shape: tuple[int, ...], itemsize: int, wire: Wire | None) -> i
 def _pack(part: Partial, wire: Wire | None) -> Tensor:
     """Packs a partial result into one message; the log-sum-exp comes first, which keeps both aligned."""
     out, lse = part
-    if wire is not None:
-        return torch.cat([as_bytes(lse), wire.encode(out.transpose(1, 2))])
-    letter = torch.empty(_letter_bytes(out.shape, out.element_size(), wire), dtype=torch.uint8, device=out.device)
-    for target, source in zip(_unpack(letter, out, wire), part, strict=True):
-        target.copy_(source)
-    return letter
+    body = out.transpose(1, 2).contiguous() if wire is None else wire.encode(out.transpose(1, 2))
+    return torch.cat([as_bytes(lse), as_bytes(body)])
 
 
 def _unpack(letter: Tensor, like: Tensor, wire: Wire | None) -> Partial:

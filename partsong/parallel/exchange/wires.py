@@ -40,7 +40,7 @@ WireName = Literal["none", "fp8", "int8", "4bit", "2bit", "1bit", "lowrank"]
 
 #: Columns of the two factors of a residual of low rank.
 RANK = 8
-#: Numbers that are rounded at a time: with a megabyte, intermediate values stay in the cache.
+#: Numbers that a CPU rounds at a time: with a megabyte, intermediate values stay in its cache.
 PART = 1 << 18
 #: Scales have eight bits of mantissa, and the exponents of single precision.
 _SCALE = torch.bfloat16
@@ -141,7 +141,7 @@ class FewBits:
         if not values.numel():
             return _nothing(values.device)
         tokens, rest, channels = _matrix(tuple(values.shape))
-        parts = values.reshape(tokens, rest, channels).split(_part(rest * channels))
+        parts = values.reshape(tokens, rest, channels).split(_part(values, rest * channels))
         means, total = [], torch.zeros(rest, channels, device=values.device)
         for part in parts:
             size = part.float().abs()
@@ -150,7 +150,7 @@ class FewBits:
         by_token = torch.cat(means)
         by_channel = (total / (tokens * by_token.mean(0)[:, None].clamp_min(_TINY))).to(_SCALE)
         by_token = by_token.to(_SCALE)
-        scales = by_token.split(_part(rest * channels))
+        scales = by_token.split(_part(values, rest * channels))
         packed = [self._codes(part, scale, by_channel) for part, scale in zip(parts, scales, strict=True)]
         return torch.cat([as_bytes(by_channel), as_bytes(by_token), *packed])
 
@@ -176,7 +176,8 @@ class FewBits:
         step = self._step(by_channel.view(_SCALE).view(rest, channels))
         out = torch.empty(tokens, rest, channels, device=message.device)
         blocks = (packed.view(tokens, rest, -1), by_token.view(_SCALE).view(tokens, rest, 1), out)
-        for codes, scale, part in zip(*(block.split(_part(rest * channels)) for block in blocks), strict=True):
+        size = _part(out, rest * channels)
+        for codes, scale, part in zip(*(block.split(size) for block in blocks), strict=True):
             levels = _unpack(codes, self.bits)[:, :, :channels]
             torch.mul(levels.mul_(scale.float()), step, out=part)
         return out.view(shape)
@@ -302,9 +303,9 @@ def _matrix(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return shape[0], math.prod(shape[1:-2]), shape[-2] * shape[-1]
 
 
-def _part(width: int) -> int:
-    """Returns how many tokens are rounded at a time, given the numbers in each."""
-    return max(1, PART // width)
+def _part(values: Tensor, width: int) -> int:
+    """Returns how many tokens are rounded at a time, given the numbers in each: all, but for the cache of a CPU."""
+    return max(1, PART // width if values.is_cpu else len(values))
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

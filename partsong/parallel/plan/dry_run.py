@@ -19,7 +19,8 @@ from partsong.errors import ArgumentTypeError, UnsupportedError
 from partsong.parallel.plan.plan import Plan
 from partsong.parallel.plan.remembered_shapes import RememberedShapes
 from partsong.parallel.ranks.agreement import AGREED_STEPS
-from partsong.parallel.ranks.mesh import AXES, Axis, Network, check_degrees, check_shares, shares_along
+from partsong.parallel.ranks.axes import AXES, check_shares, shares_along
+from partsong.parallel.ranks.mesh import Axis, Network, check_degrees
 from partsong.parallel.strategy import Strategy, mesh_for
 
 __all__ = ["DryMesh", "DryRun"]
@@ -63,6 +64,10 @@ class DryMesh:
             index = ranks.index(self.rank)
             self._axes[split] = Axis(name, ranks, index, dry=True, network=self.network, shares=shares)
         return self._axes[split]
+
+    def lane(self, *names: str) -> Axis:
+        """Returns the axis itself: bytes are the same on any lane."""
+        return self.axis(*names)
 
     def abandon(self) -> None:
         """Does nothing: no rank waits for what was only counted."""

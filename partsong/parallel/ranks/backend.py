@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from partsong.errors import ArgumentError
 
-__all__ = ["Seat", "agreed_backend", "choose", "seat_of"]
+__all__ = ["Seat", "agreed_backend", "choose", "few_blocks", "seat_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -100,3 +100,16 @@ def agreed_backend(store: Any, rank: int, world_size: int, device: torch.device)
     if reason and rank == 0:
         logger.warning("messages go through the host's memory, by %s: %s", backend, reason)
     return backend
+
+
+#: Most multiprocessors that bulk messages take from what is computed beside them.
+BLOCKS = 8
+
+
+def few_blocks(backend: str) -> Any:
+    """Returns the options of a group for messages that may take their time; None where its library has none."""
+    if backend != "nccl":
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = BLOCKS
+    return options

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,19 @@ from partsong.parallel.ranks.ranges import named_range
 from partsong.parallel.ranks.shards import offsets
 from partsong.parallel.ranks.stops import stopped_together
 
-__all__ = ["Pending", "agree", "all_gather", "all_to_all", "broadcast", "exchange", "halo_exchange", "ring_exchange"]
+__all__ = [
+    "Pending",
+    "agree",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "exchange",
+    "fused_all_to_all",
+    "fused_sum",
+    "gather_tokens",
+    "halo_exchange",
+    "ring_exchange",
+]
 
 _TAGS = 1 << 16
 
@@ -86,35 +98,107 @@ def exchange(
     if axis.doubts and not axis.dry:
         _check_stops(axis)
     count = next(axis.calls)
-    # The name is part of the tag: ranks with different requests wait until one times out, and never mix up data.
-    tag = (zlib.crc32(name.encode()) % (_TAGS >> 2)) * _TAGS + count % _TAGS
-    ops, tensors, finish, peers = [], [], [], []
-    for kind, parts in ((dist.irecv, recvs), (dist.isend, sends)):
-        for peer, tensor in parts.items():
-            if axis.dry or tensor.numel() == 0:
-                continue
-            wire = _on_wire(axis, tensor, kind is dist.isend)
-            if wire is not tensor and kind is dist.irecv:
-                finish.append(partial(tensor.copy_, wire))
-            tensors.append(wire)
-            peers.append(axis.ranks[peer])
-            ops.append(dist.P2POp(kind, wire, axis.ranks[peer], axis.group, tag))
-    ledger.count(
-        bytes_sent=sum(t.numel() * t.element_size() for t in sends.values()),
-        bytes_received=sum(t.numel() * t.element_size() for t in recvs.values()),
-        messages=sum(t.numel() > 0 for t in sends.values()),
-    )
+    if ledger.active() is not None:
+        _count(sends.values(), recvs.values())
     if axis.network is not None:
         sent, received = ({axis.ranks[peer]: t.nbytes for peer, t in parts.items()} for parts in (sends, recvs))
         return Pending(name, [axis.network.post(sent, received)])
+    if axis.dry or axis.size == 1:
+        return Pending(name)
+    tag = 0 if axis.is_fused else _tag(name, count)  # only gloo has tags
+    ops, tensors, finish, peers = [], [], [], []
+    for kind, parts in ((dist.irecv, recvs), (dist.isend, sends)):
+        for peer, tensor in parts.items():
+            if tensor.numel() == 0:
+                continue
+            assert tensor.is_contiguous(), "a message must be contiguous"
+            if tensor.is_cuda and not axis.is_fused:
+                # gloo has no point-to-point for device memory: several ranks on one GPU go through the host.
+                wire = tensor.cpu() if kind is dist.isend else torch.empty_like(tensor, device="cpu")
+                if kind is dist.irecv:
+                    finish.append(partial(tensor.copy_, wire))
+                tensor = wire
+            tensors.append(tensor)
+            peers.append(axis.ranks[peer])
+            ops.append(dist.P2POp(kind, tensor, axis.ranks[peer], axis.group, tag))
     if not ops:
         return Pending(name)
     label = f"{name} on axis {axis.name} (exchange {count})"
     with named_range(label), operation(label, peers):
         works = dist.batch_isend_irecv(ops)
-    if dist.get_backend(axis.group) != "gloo":
+    if axis.is_fused:
         watch(works, label, peers)
     return Pending(label, works, tensors, finish, peers)
+
+
+def fused_all_to_all(
+    axis: Axis, send: Tensor, sent: Sequence[int], recv: Tensor, received: Sequence[int], *, name: str
+) -> Pending:
+    """Sends a part of one tensor to every rank and fills another with what they send; posts once, returns at once.
+
+    Args:
+        axis: the ranks taking part; it `is_fused`.
+        send: contiguous and flat, the parts of all ranks one after the other, this one's own too.
+        sent: how many numbers each rank gets.
+        recv: contiguous and flat, to be filled in the order of ranks.
+        received: how many numbers come from each rank.
+        name: what errors call it.
+    """
+    me, unit = axis.index, send.element_size()
+    amounts = {
+        "bytes_sent": (sum(sent) - sent[me]) * unit,
+        "bytes_received": (sum(received) - received[me]) * unit,
+        "messages": sum(count > 0 for count in sent) - (sent[me] > 0),
+    }
+
+    def post() -> Any:
+        return dist.all_to_all_single(recv, send, list(received), list(sent), group=axis.group, async_op=True)
+
+    return _posted(axis, post, (send, recv), amounts, name)
+
+
+def fused_sum(axis: Axis, part: Tensor, sent: int, *, name: str) -> None:
+    """Adds up the tensors of all ranks in place, to the same bits on all of them; on an axis that `is_fused`.
+
+    Args:
+        axis: the ranks taking part.
+        part: contiguous; this rank's tensor, then the sum.
+        sent: how many numbers a rank sends for it.
+        name: what errors call it.
+    """
+    amounts = {"bytes_sent": sent * part.element_size(), "bytes_received": sent * part.element_size(), "messages": 1}
+    _posted(axis, lambda: dist.all_reduce(part, group=axis.group, async_op=True), (part,), amounts, name).wait()
+
+
+def _posted(
+    axis: Axis, post: Callable[[], Any], tensors: Sequence[Tensor], amounts: Mapping[str, int], name: str
+) -> Pending:
+    if axis.doubts:
+        _check_stops(axis)
+    count = next(axis.calls)
+    ledger.count(**amounts)
+    peers = [rank for place, rank in enumerate(axis.ranks) if place != axis.index]
+    label = f"{name} on axis {axis.name} (exchange {count})"
+    with named_range(label), operation(label, peers):
+        works = [post()]
+    watch(works, label, peers)
+    return Pending(label, works, tensors, (), peers)
+
+
+def _tag(name: str, count: int) -> int:
+    """Returns a message's tag, of which its name is a part.
+
+    Ranks with different requests wait until one times out, and never mix up data.
+    """
+    return (zlib.crc32(name.encode()) % (_TAGS >> 2)) * _TAGS + count % _TAGS
+
+
+def _count(sends: Collection[Tensor], recvs: Collection[Tensor]) -> None:
+    ledger.count(
+        bytes_sent=sum(t.nbytes for t in sends),
+        bytes_received=sum(t.nbytes for t in recvs),
+        messages=sum(t.numel() > 0 for t in sends),
+    )
 
 
 def _check_stops(axis: Axis) -> None:
@@ -125,14 +209,6 @@ def _check_stops(axis: Axis) -> None:
             "same point, so their messages no longer match; open a new mesh, or start the ranks again"
         )
     axis.doubts.clear()
-
-
-def _on_wire(axis: Axis, tensor: Tensor, fill: bool) -> Tensor:
-    assert tensor.is_contiguous(), "a message must be contiguous"
-    if tensor.is_cuda and dist.get_backend(axis.group) == "gloo":
-        # gloo has no point-to-point for device memory: several ranks on one GPU go through the host.
-        return tensor.cpu() if fill else torch.empty_like(tensor, device="cpu")
-    return tensor
 
 
 def ring_exchange(axis: Axis, send: Tensor, recv: Tensor, *, name: str = "ring exchange") -> Pending:
@@ -163,6 +239,15 @@ def all_gather(axis: Axis, buffer: Tensor, sizes: Sequence[int], *, name: str = 
         sizes: rows of each rank.
         name: what errors call it.
     """
+    if axis.is_fused and len(set(sizes)) == 1:
+        own = buffer.narrow(0, sizes[0] * axis.index, sizes[0])
+        unit, others = own.nbytes, axis.size - 1
+        amounts = {"bytes_sent": unit * others, "bytes_received": unit * others, "messages": others if unit else 0}
+
+        def post() -> Any:
+            return dist.all_gather_into_tensor(buffer, own, group=axis.group, async_op=True)
+
+        return _posted(axis, post, (buffer,), amounts, name)
     rows = buffer.split(list(sizes))
     return all_to_all(axis, [rows[axis.index]] * axis.size, rows, name=name)
 

@@ -13,8 +13,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -234,8 +235,7 @@ def watch(works: Sequence[Any], name: str, peers: Sequence[int]) -> None:
         beat.posted.append((works, name, tuple(peers), beat.awake))
 
 
-@contextmanager
-def operation(name: str, peers: Sequence[int] = ()) -> Iterator[None]:
+def operation(name: str, peers: Sequence[int] = ()) -> AbstractContextManager[None]:
     """Notes what this rank waits for, and turns a failure into an error that names the responsible rank.
 
     Args:
@@ -245,23 +245,37 @@ def operation(name: str, peers: Sequence[int] = ()) -> Iterator[None]:
     Raises:
         DistributedError: the operation failed; the message names it, this rank and the dead or diverging ranks.
     """
-    beat = Heartbeat.current
-    if beat is None:
-        yield
-        return
-    outer = beat.doing
-    beat.operations += 1
-    beat.doing, beat.peers, beat.since, beat.waiting = name, tuple(peers), beat.awake, True
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        if isinstance(error, DistributedError):
-            raise
-        beat.failed = beat.failed or name
-        blame = beat.blame() if beat.store is not None else ""
-        raise DistributedError(f"{name} failed on rank {beat.rank}: {blame} ({_first_line(error)})") from error
-    finally:
-        beat.doing, beat.peers, beat.waiting = outer, (), False
+    return _Operation(name, peers)
+
+
+class _Operation(AbstractContextManager[None]):
+    # A class, since every message passes through it and a generator costs three times as much.
+    __slots__ = ("_beat", "_name", "_outer", "_peers")
+
+    def __init__(self, name: str, peers: Sequence[int]) -> None:
+        self._name, self._peers = name, peers
+
+    def __enter__(self) -> None:
+        self._beat = beat = Heartbeat.current
+        if beat is not None:
+            self._outer = beat.doing
+            beat.operations += 1
+            beat.doing, beat.peers, beat.since, beat.waiting = self._name, tuple(self._peers), beat.awake, True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        beat, name = self._beat, self._name
+        if beat is None:
+            return
+        try:
+            if isinstance(error, RuntimeError | ValueError) and not isinstance(error, DistributedError):
+                beat.failed = beat.failed or name
+                blame = beat.blame() if beat.store is not None else ""
+                message = f"{name} failed on rank {beat.rank}: {blame} ({_first_line(error)})"
+                raise DistributedError(message) from error
+        finally:
+            beat.doing, beat.peers, beat.waiting = self._outer, (), False
 
 
 def _left(text: str) -> bool:

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Protocol
@@ -17,22 +17,15 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from partsong.errors import ArgumentError
-from partsong.knobs import Count, Number, check_knobs
-from partsong.parallel.ranks.backend import agreed_backend
+from partsong.knobs import Count, check_knobs
+from partsong.parallel.ranks.axes import AXES, TOKEN_AXES, check_same_shares, check_shares, shares_along
+from partsong.parallel.ranks.backend import agreed_backend, few_blocks
 from partsong.parallel.ranks.health import Heartbeat
 from partsong.parallel.ranks.shards import split_sizes
 
-__all__ = ["AXES", "TOKEN_AXES", "Axis", "Mesh", "Network", "check_shares", "shares_along"]
+__all__ = ["AXES", "TOKEN_AXES", "Axis", "Mesh", "Network"]
 
 _OPENED = itertools.count()
-
-#: Outermost first: ranks of the last axis are neighbours, so the axis with the most traffic gets the fastest links.
-AXES: tuple[str, ...] = (
-    *("data", "time", "cfg", "expert", "pipe", "stage", "clip"),
-    *("patch", "ring", "ulysses", "tensor"),
-)
-#: Mesh axes over which tokens are cut, outermost first.
-TOKEN_AXES = ("patch", "ring", "ulysses")
 
 
 class Network(Protocol):
@@ -62,6 +55,7 @@ class Axis:
         calls: numbers the exchanges on this axis. All its ranks make the same ones; other groups of the mesh need not.
         shares: relative speed of each place, the same in all groups of the mesh; None where all are equal.
         doubts: not empty where a call failed since the last exchange, so that ranks may have stopped elsewhere.
+        is_fused: whether the ranks' library moves all parts of one tensor in one operation of the device, as NCCL does.
     """
 
     name: str
@@ -73,6 +67,7 @@ class Axis:
     calls: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
     shares: tuple[float, ...] | None = None
     doubts: list[str] = field(default_factory=list, repr=False, compare=False)
+    is_fused: bool = False
 
     @property
     def size(self) -> int:
@@ -161,7 +156,7 @@ class Mesh:
         self._heartbeat = Heartbeat.start(self.rank, self.world_size)
         self._device_mesh = self._build()
         try:
-            _check_same(self.shares, self.world_size)
+            check_same_shares(self.shares, self.world_size)
         except ArgumentError:
             self.close()
             raise
@@ -214,6 +209,34 @@ class Mesh:
             self._axes[shared] = self._make_axis(shared)
         return self._axes[shared]
 
+    def on_host(self, *names: str) -> Axis:
+        """Returns an axis of the same ranks whose messages lie in the host's memory, so no device waits for them."""
+        return self._beside(names, "host")
+
+    def lane(self, *names: str) -> Axis:
+        """Returns an axis of the same ranks for bulk messages, so that small ones of the axis do not queue behind them.
+
+        A library that moves messages by kernels, such as NCCL, carries out those of one group one after the other.
+        """
+        return self._beside(names, "lane")
+
+    def _beside(self, names: tuple[str, ...], kind: str) -> Axis:
+        """Returns an axis of the same ranks with a group of its own, where their library is not gloo."""
+        axis = self.axis(*names)
+        if not axis.is_fused:
+            return axis
+        key = (kind, axis.name)
+        if key not in self._axes:
+            backend = "gloo" if kind == "host" else dist.get_backend(axis.group)
+            more = {} if backend == "gloo" else {"pg_options": few_blocks(backend)}
+            group = dist.new_group(
+                list(axis.ranks), backend=backend, timeout=self._timeout, use_local_synchronization=True, **more
+            )
+            _await_connections(group)
+            fresh = {"calls": itertools.count(), "doubts": [], "is_fused": backend != "gloo"}
+            self._axes[key] = replace(axis, group=group, **fresh)
+        return self._axes[key]
+
     def alone(self) -> Mesh:
         """Returns a mesh of just this rank, for work it does by itself, such as checking a result."""
         mesh = copy.copy(self)
@@ -231,7 +254,9 @@ class Mesh:
             _await_connections(sub.get_group())
         ranks = tuple(int(rank) for rank in sub.mesh.flatten().tolist())
         shares = shares_along(names, self.degrees, self.shares)
-        return Axis("*".join(names), ranks, ranks.index(self.rank), sub.get_group(), shares=shares)
+        group = sub.get_group()
+        is_fused = dist.get_backend(group) != "gloo"
+        return Axis("*".join(names), ranks, ranks.index(self.rank), group, shares=shares, is_fused=is_fused)
 
     def __enter__(self) -> Mesh:
         return self
@@ -286,62 +311,6 @@ def check_degrees(degrees: Mapping[str, int], world_size: int) -> None:
             f"the mesh degrees ({axes}) multiply to {product}, but there are {world_size} ranks; "
             f"start {product} rank{'s' if product > 1 else ''} or choose degrees whose product is {world_size}"
         )
-
-
-def check_shares(shares: Sequence[float] | None, world_size: int) -> tuple[float, ...] | None:
-    """Returns the shares of the ranks, or None where all are equal; refuses anything but a positive number for each."""
-    if shares is None:
-        return None
-    bound = Number(0, above=True)
-    if isinstance(shares, str) or not isinstance(shares, Sequence) or not all(map(bound.holds, shares)):
-        raise ArgumentError(f"shares={shares!r}: use one number above 0 for each rank, such as (2, 1)")
-    if len(shares) != world_size:
-        raise ArgumentError(
-            f"shares={tuple(shares)}: {len(shares)} given, but there are {world_size} ranks; give one for each"
-        )
-    return None if len(set(shares)) == 1 else tuple(map(float, shares))
-
-
-def shares_along(
-    names: Sequence[str], degrees: Mapping[str, int], shares: Sequence[float] | None
-) -> tuple[float, ...] | None:
-    """Returns the shares of the places along some axes; None where they are equal.
-
-    All groups of a mesh are cut alike. So where ranks at one place hold the same tokens, or wait for each other, the
-    slowest decides. Where tokens are cut over other axes too, a place has the sum of its ranks.
-
-    Args:
-        names: the axes, in the order of `AXES`.
-        degrees: ranks on each axis of the mesh.
-        shares: those of all ranks.
-
-    Example:
-        >>> degrees = dict.fromkeys(AXES, 1) | {"cfg": 2, "ulysses": 2}
-        >>> shares_along(("ulysses",), degrees, (4.0, 2.0, 3.0, 1.0)), shares_along(("cfg",), degrees, (2, 2, 1, 1))
-        ((3.0, 1.0), (4.0, 2.0))
-    """
-    if shares is None:
-        return None
-    grid = torch.tensor(shares, dtype=torch.float64).view(*(degrees[name] for name in AXES))
-    for place, name in enumerate(AXES):
-        if name not in names:
-            over = grid.sum if name in TOKEN_AXES else grid.amin
-            grid = over(dim=place, keepdim=True)
-    along = tuple(grid.flatten().tolist())
-    return None if len(set(along)) == 1 else along
-
-
-def _check_same(shares: tuple[float, ...] | None, world_size: int) -> None:
-    """Refuses shares that differ between ranks: their messages would not match."""
-    if world_size == 1:
-        return
-    given: list[tuple[float, ...] | None] = [None] * world_size
-    dist.all_gather_object(given, shares)
-    for rank, theirs in enumerate(given):
-        if theirs != given[0]:
-            raise ArgumentError(
-                f"rank {rank} was given shares={theirs}, rank 0 shares={given[0]}; make the same mesh on every rank"
-            )
 
 
 def _rank_and_world() -> tuple[int, int]:

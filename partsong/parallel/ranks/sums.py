@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from partsong.parallel.ranks.collectives import all_gather, all_to_all
+from partsong.parallel.ranks.collectives import all_gather, all_to_all, fused_sum
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
 
@@ -24,6 +24,9 @@ def sum_over(axis: Axis, part: Tensor, *, name: str = "sum") -> Tensor:
     if axis.size == 1:
         return part
     part = part.contiguous()
+    if axis.is_fused:
+        fused_sum(axis, part, sum_sends(part.numel(), axis.size, axis.index), name=name)
+        return part
     if axis.size == 2:
         other = part.new_empty(part.shape)
         all_to_all(axis, [part, part], [other, other], name=name).wait()

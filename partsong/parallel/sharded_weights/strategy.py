@@ -69,5 +69,5 @@ class ShardedWeights(Strategy):
         # torch's sharding takes more than half a second to import.
         from partsong.parallel.sharded_weights.weight_shares import WeightShares, find_units
 
-        axis = mesh.axis(*AXES)
+        axis = mesh.lane(*AXES)  # attention must not wait for the next block's weights
         return None if axis.size == 1 else WeightShares(module, find_units(module, adapter, lent), axis, mesh.device)

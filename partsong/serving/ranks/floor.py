@@ -38,7 +38,7 @@ class Floor:
     def __init__(self, model: ServedModel, mesh: Mesh, *, shares_files: bool) -> None:
         self.jobs: dict[str, PausedJob] = {}
         self._decoders = itertools.cycle(range(mesh.world_size if shares_files else 1))
-        self._model, self._mesh, self._everyone = model, mesh, mesh.axis("data")
+        self._model, self._mesh, self._everyone = model, mesh, mesh.on_host("data")
 
     def carry_out(self, orders: Orders, report: Callable[[JobWork, int, int], bool]) -> TurnOutcome:
         """Executes the first rank's orders.

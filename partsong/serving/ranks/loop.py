@@ -41,7 +41,7 @@ def serve_ranks(settings: ReplicaSettings) -> None:
         model = ServedModel(settings, mesh)
         on_one_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == mesh.world_size
         floor = Floor(model, mesh, shares_files=on_one_machine and not settings.sends_files)
-        everyone = mesh.axis("data")
+        everyone = mesh.on_host("data")
         calls, arguments = first_step(model)
         front = None
         if mesh.is_main:

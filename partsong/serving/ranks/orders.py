@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from partsong.errors import PartsongError, RankError
 from partsong.parallel.ranks.collectives import agree, broadcast
@@ -109,8 +108,4 @@ def _bytes(data: bytes) -> Any:
 
 
 def _broadcast(axis: Axis, tensor: torch.Tensor) -> torch.Tensor:
-    if axis.size == 1:
-        return tensor
-    is_nccl = dist.get_backend(axis.group) == "nccl"
-    device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
-    return broadcast(axis, tensor.to(device), name="orders of the first rank").cpu()
+    return broadcast(axis, tensor, name="orders of the first rank")

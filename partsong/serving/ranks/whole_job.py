@@ -84,7 +84,7 @@ class WholeJob:
 
     def _stepped(self, pipe: Any, index: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
         wants_to_drop = self._report(self._work, index + 1, int(getattr(pipe, "num_timesteps", 0)))
-        if share_switch(self._mesh.axis("data"), wants_to_drop):
+        if share_switch(self._mesh.on_host("data"), wants_to_drop):
             raise _Dropped
         return given
 
