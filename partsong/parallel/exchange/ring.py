@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from partsong.parallel.exchange.known_rows import KnownRows, Stretch
 from partsong.parallel.exchange.wired import Wired
 from partsong.parallel.exchange.wires import Wire, WireName, wire_of
 from partsong.parallel.hooks.clock import StepClock
-from partsong.parallel.ranks.collectives import ring_exchange
+from partsong.parallel.ranks.collectives import Messages, ring_exchange, ring_messages
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.ranks.shards import offsets
 
@@ -28,6 +28,8 @@ __all__ = ["WHOLE_STEPS", "Ring", "RingStage", "ring_stage"]
 #: The rank of a block of keys and values `[B, H, L, D]`, and the two.
 Block = tuple[int, Tensor, Tensor]
 
+#: Most shapes of keys for which a ring keeps memory at a time.
+MOST_ROOMS = 8
 #: First steps in which residual wires send blocks as they are: two, so that their base can be extrapolated.
 WHOLE_STEPS = 2
 
@@ -37,7 +39,7 @@ class Ring(Wired):
     """Splits tokens over ranks and passes key/value blocks from rank to rank. Exact.
 
     The next block is in transit while the current one is computed, and each block's attention is merged into the result
-    so far by its log-sum-exp. Takes any number of heads, also fewer than ranks, and memory for two blocks of keys.
+    so far by its log-sum-exp. Takes any number of heads, also fewer than ranks, and memory for three blocks of keys.
 
     Use it when sequences are long and links are those of PCI Express, or when there are more ranks than heads.
 
@@ -75,14 +77,38 @@ class Ring(Wired):
 def ring_stage(axis: Axis, clock: StepClock, wire: WireName) -> RingStage:
     """Returns the stage of a ring, for plain or compressed blocks."""
     chosen = wire_of(wire)
-    return RingStage(axis) if chosen is None else WiredRingStage(axis, clock, chosen)
+    return RingStage(axis, clock) if chosen is None else WiredRingStage(axis, clock, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Holds one exchange of a ring, and whose keys and values arrive in it."""
+
+    messages: Messages
+    owner: int
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Holds the memory of a ring: where this rank's keys and values go before they are sent, and all turns."""
+
+    k: Tensor
+    v: Tensor
+    turns: tuple[_Turn, ...]
 
 
 class RingStage(Stage):
-    """Attends to one key/value block after the other, as they come around."""
+    """Attends to one key/value block after the other, as they come around.
 
-    def __init__(self, axis: Axis) -> None:
+    All layers of a generation share three blocks of memory, whose messages are prepared once.
+    """
+
+    def __init__(self, axis: Axis, clock: StepClock) -> None:
         self.axis = axis
+        self._rooms: dict[tuple[Any, ...], _Room] = {}
+        clock.on_end(self._rooms.clear)
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attends with the local queries to the blocks of all ranks; `inner` is not needed."""
@@ -94,17 +120,34 @@ class RingStage(Stage):
 
     def blocks(self, call: AttentionCall) -> Iterator[Block]:
         """Yields the keys and values of every rank, this one's first, while the next are in transit."""
-        block = empty_block(call.k, call.k.shape[2])
-        write_keys_values(block, call.k, call.v)
-        k, v = call.k, call.v
-        for owner, before in self.turns():
-            incoming = block.new_empty((call.sizes[before], *block.shape[1:]))
-            pending = ring_exchange(self.axis, block, incoming, name="ring attention")
+        # What was allocated in inference mode cannot be written to outside.
+        key = call.k.shape, call.sizes, call.k.dtype, call.k.device, torch.is_inference_mode_enabled()
+        room = self._rooms.get(key)
+        if room is None:
+            if len(self._rooms) >= MOST_ROOMS:
+                self._rooms.clear()
+            room = self._rooms[key] = self._make_room(call)
+        room.k.copy_(call.k)
+        room.v.copy_(call.v)
+        owner, k, v = self.axis.index, call.k, call.v
+        for turn in room.turns:
+            pending = turn.messages.post()
             yield owner, k, v
             pending.wait()
+            owner, k, v = turn.owner, turn.k, turn.v
+        yield owner, k, v
+
+    def _make_room(self, call: AttentionCall) -> _Room:
+        own, *others = (empty_block(call.k, max(call.sizes)) for _ in range(3))
+        block = own[: call.k.shape[2]]
+        k, v = unpack_keys_values(block)
+        turns = []
+        for turn, (_, before) in enumerate(self.turns()):
+            incoming = others[turn % 2][: call.sizes[before]]
+            messages = ring_messages(self.axis, block, incoming, name="ring attention")
+            turns.append(_Turn(messages, before, *unpack_keys_values(incoming)))
             block = incoming
-            k, v = unpack_keys_values(block)
-        yield (self.axis.index + 1) % self.axis.size, k, v
+        return _Room(k, v, tuple(turns))
 
     def turns(self) -> Iterator[tuple[int, int]]:
         """Yields, for every turn but the last, the owner of the current block and of the one that arrives."""
@@ -127,7 +170,7 @@ class WiredRingStage(RingStage):
     """
 
     def __init__(self, axis: Axis, clock: StepClock, wire: Wire) -> None:
-        super().__init__(axis)
+        super().__init__(axis, clock)
         self.clock, self.wire = clock, wire
         self.known: dict[tuple[int, int, int], tuple[KnownRows, list[Stretch]]] = {}
         clock.on_begin(self.abandon)

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from partsong.knobs import Count
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, mask_rows, merged_runs
+from partsong.parallel.exchange.head_waves import Share, Wave, cut_waves, head_shares, in_waves
 from partsong.parallel.exchange.wire_messages import exchange_by_wire
 from partsong.parallel.exchange.wired import Wired
 from partsong.parallel.exchange.wires import Wire, WireName, bytes_sent, wire_of
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.collectives import Pending, fused_all_to_all
 from partsong.parallel.ranks.mesh import Axis, Mesh
-from partsong.parallel.ranks.shards import offsets, split_sizes
 
 __all__ = ["Ulysses", "UlyssesStage"]
 
@@ -64,106 +64,18 @@ class Ulysses(Wired):
         return [UlyssesStage(mesh.axis("ulysses"), self.waves, wire_of(self.wire))]
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """Holds the heads one rank attends for: queries `[q0, q1)` and the key/value heads `[k0, k1)` they read."""
-
-    q0: int
-    q1: int
-    k0: int
-    k1: int
-
-    @property
-    def queries(self) -> int:
-        return self.q1 - self.q0
-
-    @property
-    def keys(self) -> int:
-        return self.k1 - self.k0
-
-    @property
-    def rows(self) -> int:
-        return self.queries + 2 * self.keys
-
-    def is_aligned(self, group: int) -> bool:
-        return self.q0 % group == 0 and self.q1 % group == 0
-
-
-def _shares(first: int, sizes: Sequence[int], group: int) -> list[_Share]:
-    """Cuts query heads, from `first` on, into runs, each with the key/value heads that its queries read."""
-    shares = []
-    for size in sizes:
-        last = first + size
-        shares.append(_Share(first, last, first // group, -(-last // group) if size else first // group))
-        first = last
-    return shares
-
-
-def head_shares(heads: int, kv_heads: int, axis: Axis) -> list[_Share]:
-    """Cuts query heads into runs, one for each rank: even ones, or by the shares of the ranks, in whole heads."""
-    return _shares(0, axis.split(heads), heads // kv_heads)
-
-
-def in_waves(share: _Share, group: int, waves: int) -> list[_Share]:
-    """Cuts a share into `waves` runs, of which some may be empty; all heads of a key/value group stay together."""
-    if share.is_aligned(group):
-        return _shares(share.q0, [kv_heads * group for kv_heads in split_sizes(share.keys, waves)], group)
-    return _shares(share.q0, [share.queries] + [0] * (waves - 1), group)
-
-
-@dataclass(frozen=True, slots=True)
-class _Wave:
-    """Holds one exchange: the heads of every rank, and the ranks whose heads one copy packs or unpacks.
-
-    Attributes:
-        shares: the heads of each rank.
-        runs: neighbouring ranks whose shares have one size and lie evenly apart.
-    """
-
-    shares: tuple[_Share, ...]
-    runs: tuple[range, ...]
-
-
-def _runs(shares: Sequence[_Share], left_out: int | None) -> tuple[range, ...]:
-    """Finds ranks whose shares have one size and lie evenly apart, so that one copy packs the heads of all of them."""
-    runs: list[range] = []
-    for peer, share in enumerate(shares):
-        if peer == left_out or not share.rows:
-            continue
-        if runs and runs[-1].stop == peer and _continues(shares, runs[-1], share):
-            runs[-1] = range(runs[-1].start, peer + 1)
-        else:
-            runs.append(range(peer, peer + 1))
-    return tuple(runs)
-
-
-def _continues(shares: Sequence[_Share], run: range, share: _Share) -> bool:
-    last = shares[run[-1]]
-    step = (share.q0 - last.q0, share.k0 - last.k0)
-    return (last.queries, last.keys) == (share.queries, share.keys) and (len(run) == 1 or step == _step(shares, run))
-
-
-def _step(shares: Sequence[_Share], run: range) -> tuple[int, int]:
-    """Returns how many query heads and how many key heads lie between the shares of a run."""
-    if len(run) == 1:
-        return 0, 0
-    first, second = shares[run[0]], shares[run[1]]
-    return second.q0 - first.q0, second.k0 - first.k0
-
-
 class UlyssesStage(Stage):
     """Swaps tokens for heads, lets `inner` attend, and swaps back, one wave of heads after the other."""
 
     def __init__(self, axis: Axis, waves: int = 2, wire: Wire | None = None) -> None:
         self.axis, self.waves, self.wire = axis, waves, wire
-        #: Where the ranks' library does not move all parts at once, this rank's own heads are packed where they stay.
-        self.left_out = None if wire is None and axis.is_fused else axis.index
-        self._waves: dict[tuple[int, int, int], list[_Wave]] = {}
+        self.is_fused = wire is None and axis.is_fused
+        self._waves: dict[tuple[Any, ...], list[Wave]] = {}
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attends over all tokens of this axis' group, for this rank's heads."""
-        (batch, heads, length, dim), kv_heads, size = call.q.shape, call.k.shape[1], self.axis.size
-        group = heads // kv_heads
+        (batch, heads, length, dim), size = call.q.shape, self.axis.size
+        group = heads // call.k.shape[1]
         whole = call.q.new_empty((length, batch, heads, dim))
         waves = self._cut(call)
         outer = self._outer(call)
@@ -175,29 +87,26 @@ class UlyssesStage(Stage):
         arriving = [self._scatter(call, wave) for wave in waves]
         leaving = []
         for number, (wave, (arrived, pending)) in enumerate(zip(waves, arriving, strict=True)):
-            mine = wave.shares[self.axis.index]
             pending.wait()
-            q, k, v = _unpack(arrived, mine, group)
+            q, k, v = _unpack(arrived, wave.mine, group)
             out = q  # no heads in this wave, but the others' outputs still come back
-            if mine.rows or number == 0:  # inner stages may involve all ranks: every rank calls them at least once
+            if wave.mine.rows or number == 0:  # inner stages may involve all ranks: every rank calls them at least once
                 out = inner(replace(call, q=q, k=k, v=v, wave=call.wave * self.waves + number, **outer))
             leaving.append(self._collect(out, wave, call, whole))
         for finish in leaving:
             finish()
         return whole.permute(1, 2, 0, 3)
 
-    def _cut(self, call: AttentionCall) -> list[_Wave]:
+    def _cut(self, call: AttentionCall) -> list[Wave]:
         """Cuts the heads into waves, and remembers how."""
-        heads, kv_heads = call.q.shape[1], call.k.shape[1]
-        number = self.waves
-        if number > 1 and not call.q.is_cpu:
-            tiles = call.q.shape[0] * -(-heads // self.axis.size) * -(-sum(self._token_counts(call)) // TILE_ROWS)
-            number = min(number, max(tiles // TILES, 1))
-        key = heads, kv_heads, number
+        key = call.q.shape, call.k.shape[1], call.sizes, call.index, call.q.is_cpu
         if key not in self._waves:
-            shares = head_shares(heads, kv_heads, self.axis)
-            by_rank = [in_waves(share, heads // kv_heads, number) for share in shares]
-            self._waves[key] = [_Wave(wave, _runs(wave, self.left_out)) for wave in zip(*by_rank, strict=True)]
+            tokens, waves = self._token_counts(call), self.waves
+            if not call.q.is_cpu:
+                tiles = call.q.shape[0] * -(-call.q.shape[1] // self.axis.size) * -(-sum(tokens) // TILE_ROWS)
+                waves = min(waves, max(tiles // TILES, 1))
+            q, kv_heads = tuple(call.q.shape), call.k.shape[1]
+            self._waves[key] = cut_waves(self.axis, q, kv_heads, tokens, waves, keeps_own=not self.is_fused)
         return self._waves[key]
 
     def _token_counts(self, call: AttentionCall | AttentionShape) -> tuple[int, ...]:
@@ -210,53 +119,43 @@ class UlyssesStage(Stage):
         sizes = tuple(sum(call.sizes[start : start + size]) for start in range(0, len(call.sizes), size))
         return {"sizes": sizes, "runs": merged_runs(call.runs, size), "index": call.index // size}
 
-    def _scatter(self, call: AttentionCall, wave: _Wave) -> tuple[Tensor, Pending]:
+    def _scatter(self, call: AttentionCall, wave: Wave) -> tuple[Tensor, Pending]:
         # Tokens are the first dimension, so what peers send arrives in place and needs no copy.
-        me, tokens, (batch, _, length, dim) = self.axis.index, self._token_counts(call), call.q.shape
-        rows = wave.shares[me].rows
-        arrived = call.q.new_empty((sum(tokens), batch, rows, dim))
-        counts = [length * batch * share.rows * dim for share in wave.shares]
-        if self.left_out is not None:
-            counts[me] = 0
-        packed = call.q.new_empty(sum(counts))
-        for run, part in zip(wave.runs, _by_run(packed, counts, wave.runs), strict=True):
-            _pack(part.view(len(run), length, batch, -1, dim), call, wave.shares, run)
-        received = [count * batch * rows * dim for count in tokens]
-        pending = self._swap(packed, counts, arrived, received, "Ulysses: tokens to heads")
-        if self.left_out is not None and rows:  # own rows while the others' are in transit
-            own = arrived.split(list(tokens))[me]
-            _pack(own[None], call, wave.shares, range(me, me + 1))
-        return arrived, pending
+        batch, _, _, dim = call.q.shape
+        heads = (call.q, call.k, call.v)
+        arrived, packed = call.q.new_empty(sum(wave.received)), call.q.new_empty(sum(wave.sent))
+        for copy in wave.there:
+            copy.part(packed).copy_(copy.heads(heads[copy.source]))
+        pending = self._swap(packed, wave.sent, arrived, wave.received, dim, "Ulysses: tokens to heads")
+        for copy in wave.own:  # while the others' are in transit
+            copy.part(arrived).copy_(copy.heads(heads[copy.source]))
+        return arrived.view(sum(self._token_counts(call)), batch, wave.mine.rows, dim), pending
 
-    def _swap(self, send: Tensor, sent: Sequence[int], recv: Tensor, received: Sequence[int], name: str) -> Pending:
-        send, dim, recv = send.view(-1), recv.shape[-1], recv.view(-1)
-        if self.left_out is None:
+    def _swap(
+        self, send: Tensor, sent: Sequence[int], recv: Tensor, received: Sequence[int], dim: int, name: str
+    ) -> Pending:
+        if self.is_fused:
             return fused_all_to_all(self.axis, send, sent, recv, received, name=name)
         outgoing, incoming = (
-            {peer: part.view(-1, dim) for peer, part in enumerate(parts) if peer != self.left_out}
+            {peer: part.view(-1, dim) for peer, part in enumerate(parts) if peer != self.axis.index}
             for parts in (send.split(list(sent)), recv.split(list(received)))
         )
         return exchange_by_wire(self.axis, outgoing, incoming, self.wire, name=name)
 
-    def _collect(self, out: Tensor, wave: _Wave, call: AttentionCall, whole: Tensor) -> Callable[[], None]:
-        me, tokens, (length, batch, _, dim) = self.axis.index, self._token_counts(call), whole.shape
-        packed, mine = out.permute(2, 0, 1, 3).contiguous(), wave.shares[me]
-        sent = [count * batch * mine.queries * dim for count in tokens]
-        counts = [length * batch * share.queries * dim for share in wave.shares]
-        if self.left_out is not None:
-            counts[me] = 0
-        arrived = out.new_empty((sum(counts) // dim, dim))
-        pending = self._swap(packed, sent, arrived, counts, "Ulysses: heads to tokens")
-        if self.left_out is not None:
-            whole[:, :, mine.q0 : mine.q1] = packed.split(list(tokens))[me]
+    def _collect(self, out: Tensor, wave: Wave, call: AttentionCall, whole: Tensor) -> Callable[[], None]:
+        me, dim = self.axis.index, whole.shape[3]
+        packed, arrived = out.permute(2, 0, 1, 3).contiguous(), out.new_empty(sum(wave.returned))
+        name = "Ulysses: heads to tokens"
+        pending = self._swap(packed.view(-1), wave.answered, arrived, wave.returned, dim, name)
+        if not self.is_fused:
+            own = packed.split(list(self._token_counts(call)))[me]
+            whole[:, :, wave.mine.q0 : wave.mine.q1] = own
 
         def finish() -> None:
             pending.wait()
             heads = whole.permute(1, 2, 0, 3)
-            for run, part in zip(wave.runs, _by_run(arrived.view(-1), counts, wave.runs), strict=True):
-                first, (step, _) = wave.shares[run[0]], _step(wave.shares, run)
-                target = _heads(heads, first.q0, first.queries, len(run), step)
-                target.copy_(part.view(target.shape))
+            for copy in wave.back:
+                copy.heads(heads).copy_(copy.part(arrived))
 
         return finish
 
@@ -276,29 +175,7 @@ class UlyssesStage(Stage):
         )
 
 
-def _by_run(flat: Tensor, counts: Sequence[int], runs: Sequence[range]) -> list[Tensor]:
-    """Returns the part of a flat tensor for every run of ranks, where `counts` numbers lie for each rank."""
-    starts = offsets(counts)
-    return [flat[starts[run[0]] : starts[run[-1]] + counts[run[-1]]] for run in runs]
-
-
-def _heads(x: Tensor, first: int, count: int, number: int, step: int) -> Tensor:
-    """Returns a view `[number, L, B, count, D]` of `[B, H, L, D]`: runs of `count` heads, `step` heads apart."""
-    (batch, _, length, dim), (by_batch, by_head, by_row, by_column) = x.shape, x.stride()
-    steps = (step * by_head, by_row, by_batch, by_head, by_column)
-    return x.as_strided((number, length, batch, count, dim), steps, x.storage_offset() + first * by_head)
-
-
-def _pack(target: Tensor, call: AttentionCall, shares: Sequence[_Share], run: range) -> None:
-    """Writes queries, keys and values of a run of ranks into `[ranks, L, B, heads, D]`."""
-    first, (q_step, k_step), number = shares[run[0]], _step(shares, run), len(run)
-    queries, keys, values = target.split([first.queries, first.keys, first.keys], dim=3)
-    queries.copy_(_heads(call.q, first.q0, first.queries, number, q_step))
-    keys.copy_(_heads(call.k, first.k0, first.keys, number, k_step))
-    values.copy_(_heads(call.v, first.k0, first.keys, number, k_step))
-
-
-def _unpack(arrived: Tensor, share: _Share, group: int) -> tuple[Tensor, Tensor, Tensor]:
+def _unpack(arrived: Tensor, share: Share, group: int) -> tuple[Tensor, Tensor, Tensor]:
     """Takes queries, keys and values out of the rows that arrived.
 
     Where a run of query heads cuts through a group, key/value heads are repeated, so that all groups are whole.

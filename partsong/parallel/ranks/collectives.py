@@ -26,6 +26,7 @@ from partsong.parallel.ranks.shards import offsets
 from partsong.parallel.ranks.stops import stopped_together
 
 __all__ = [
+    "Messages",
     "Pending",
     "agree",
     "all_gather",
@@ -37,6 +38,7 @@ __all__ = [
     "gather_tokens",
     "halo_exchange",
     "ring_exchange",
+    "ring_messages",
 ]
 
 _TAGS = 1 << 16
@@ -53,8 +55,8 @@ class Pending:
         finish: Sequence[Callable[[], Any]] = (),
         peers: Sequence[int] = (),
     ) -> None:
-        self.name, self._peers = name, tuple(peers)
-        self._works, self._tensors, self._finish = list(works), list(tensors), list(finish)
+        self.name, self._peers = name, peers
+        self._works, self._tensors, self._finish = works, tensors, list(finish)
 
     def then(self, finish: Callable[[], Any]) -> None:
         """Calls a function once all messages have been received and sent; never if there are none."""
@@ -84,51 +86,69 @@ class Pending:
         ledger.count(seconds_waiting=time.perf_counter() - start)
 
 
-def exchange(
-    axis: Axis, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], *, name: str = "exchange"
-) -> Pending:
-    """Posts messages to and from peers of an axis and returns at once.
+class Messages:
+    """Holds messages to and from peers of an axis, which may be posted any number of times from the same memory.
 
     Args:
         axis: the ranks taking part.
         sends: contiguous tensor for each peer index; empty ones are not sent.
         recvs: contiguous tensor to fill from each peer index; empty ones are not received.
-        name: what errors call it.
+        name: what errors call them.
     """
-    if axis.doubts and not axis.dry:
-        _check_stops(axis)
-    count = next(axis.calls)
-    if ledger.active() is not None:
-        _count(sends.values(), recvs.values())
-    if axis.network is not None:
-        sent, received = ({axis.ranks[peer]: t.nbytes for peer, t in parts.items()} for parts in (sends, recvs))
-        return Pending(name, [axis.network.post(sent, received)])
-    if axis.dry or axis.size == 1:
-        return Pending(name)
-    tag = 0 if axis.is_fused else _tag(name, count)  # only gloo has tags
-    ops, tensors, finish, peers = [], [], [], []
-    for kind, parts in ((dist.irecv, recvs), (dist.isend, sends)):
-        for peer, tensor in parts.items():
-            if tensor.numel() == 0:
-                continue
-            assert tensor.is_contiguous(), "a message must be contiguous"
-            if tensor.is_cuda and not axis.is_fused:
-                # gloo has no point-to-point for device memory: several ranks on one GPU go through the host.
-                wire = tensor.cpu() if kind is dist.isend else torch.empty_like(tensor, device="cpu")
-                if kind is dist.irecv:
-                    finish.append(partial(tensor.copy_, wire))
-                tensor = wire
-            tensors.append(tensor)
-            peers.append(axis.ranks[peer])
-            ops.append(dist.P2POp(kind, tensor, axis.ranks[peer], axis.group, tag))
-    if not ops:
-        return Pending(name)
-    label = f"{name} on axis {axis.name} (exchange {count})"
-    with named_range(label), operation(label, peers):
-        works = dist.batch_isend_irecv(ops)
-    if axis.is_fused:
-        watch(works, label, peers)
-    return Pending(label, works, tensors, finish, peers)
+
+    def __init__(self, axis: Axis, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], *, name: str) -> None:
+        self.axis, self.sends, self.recvs, self.name = axis, sends, recvs, name
+        self._peers = [axis.ranks[peer] for parts in (recvs, sends) for peer, part in parts.items() if part.numel()]
+        self._ops: list[dist.P2POp] = []
+        self._tensors: list[Tensor] = []
+        if axis.is_fused:  # which has no tags, so the same operations can be posted again
+            self._build(0, [])
+
+    def post(self) -> Pending:
+        """Posts all messages and returns at once."""
+        axis = self.axis
+        if axis.doubts and not axis.dry:
+            _check_stops(axis)
+        count = next(axis.calls)
+        if ledger.active() is not None:
+            _count(self.sends.values(), self.recvs.values())
+        if axis.network is not None:
+            sent, received = ({axis.ranks[p]: t.nbytes for p, t in part.items()} for part in (self.sends, self.recvs))
+            return Pending(self.name, [axis.network.post(sent, received)])
+        if axis.dry or axis.size == 1 or not self._peers:
+            return Pending(self.name)
+        finish: list[Callable[[], Any]] = []
+        if not axis.is_fused:
+            self._build(_tag(self.name, count), finish)
+        label = f"{self.name} on axis {axis.name} (exchange {count})"
+        with named_range(label), operation(label, self._peers):
+            works = dist.batch_isend_irecv(self._ops)
+        if axis.is_fused:
+            watch(works, label, self._peers)
+        return Pending(label, works, self._tensors, finish, self._peers)
+
+    def _build(self, tag: int, finish: list[Callable[[], Any]]) -> None:
+        axis, self._ops, self._tensors = self.axis, [], []
+        for kind, parts in ((dist.irecv, self.recvs), (dist.isend, self.sends)):
+            for peer, tensor in parts.items():
+                if tensor.numel() == 0:
+                    continue
+                assert tensor.is_contiguous(), "a message must be contiguous"
+                if tensor.is_cuda and not axis.is_fused:
+                    # gloo has no point-to-point for device memory: several ranks on one GPU go through the host.
+                    wire = tensor.cpu() if kind is dist.isend else torch.empty_like(tensor, device="cpu")
+                    if kind is dist.irecv:
+                        finish.append(partial(tensor.copy_, wire))
+                    tensor = wire
+                self._tensors.append(tensor)
+                self._ops.append(dist.P2POp(kind, tensor, axis.ranks[peer], axis.group, tag))
+
+
+def exchange(
+    axis: Axis, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor], *, name: str = "exchange"
+) -> Pending:
+    """Posts messages to and from peers of an axis and returns at once; arguments are those of `Messages`."""
+    return Messages(axis, sends, recvs, name=name).post()
 
 
 def fused_all_to_all(
@@ -211,10 +231,15 @@ def _check_stops(axis: Axis) -> None:
     axis.doubts.clear()
 
 
+def ring_messages(axis: Axis, send: Tensor, recv: Tensor, *, name: str) -> Messages:
+    """Returns a message to the next rank of the axis and one from the rank before."""
+    after, before = (axis.index + 1) % axis.size, (axis.index - 1) % axis.size
+    return Messages(axis, {after: send}, {before: recv}, name=name)
+
+
 def ring_exchange(axis: Axis, send: Tensor, recv: Tensor, *, name: str = "ring exchange") -> Pending:
     """Sends to the next rank of the axis and receives from the previous one."""
-    after, before = (axis.index + 1) % axis.size, (axis.index - 1) % axis.size
-    return exchange(axis, {after: send}, {before: recv}, name=name)
+    return ring_messages(axis, send, recv, name=name).post()
 
 
 def all_to_all(axis: Axis, sends: Sequence[Tensor], recvs: Sequence[Tensor], *, name: str = "all-to-all") -> Pending:
