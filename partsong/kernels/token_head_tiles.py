@@ -34,7 +34,7 @@ def tiles_for(num_rows: int, dtype: torch.dtype, *, drawn: bool, capability: int
     """Returns the largest tiles that compile without spilling registers.
 
     Few rows wait for the weights to arrive, many for the tensor cores, and noise takes registers: only Hopper's tiles
-    leave enough of them for 128 rows x 128 tokens and noise.
+    leave enough of them for 128 rows x 128 tokens and noise, and those of capability 12 for 64 rows only.
 
     Args:
         num_rows: N.
@@ -43,12 +43,13 @@ def tiles_for(num_rows: int, dtype: torch.dtype, *, drawn: bool, capability: int
         capability: compute capability of the device, major number.
     """
     if dtype is torch.float32:
-        return Tiles(rows=16 if num_rows <= 16 else 64, tokens=64, width=32, noise=64, num_warps=4, num_stages=3)
+        rows = 16 if num_rows <= 16 else 32 if drawn and capability == 12 else 64
+        return Tiles(rows=rows, tokens=64, width=32, noise=64, num_warps=4, num_stages=3)
     if num_rows <= 16:
         return Tiles(rows=16, tokens=128, width=64, noise=128, num_warps=4, num_stages=4)
     if num_rows <= 32:
         return Tiles(rows=32, tokens=128, width=64, noise=128, num_warps=8, num_stages=4)
-    if num_rows <= 64:
+    if num_rows <= 64 or (drawn and capability == 12):
         return Tiles(rows=64, tokens=128, width=64, noise=64, num_warps=8, num_stages=4)
     tokens = 64 if drawn and capability != 9 else 128
     return Tiles(rows=128, tokens=tokens, width=64, noise=32, num_warps=8, num_stages=3)

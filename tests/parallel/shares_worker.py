@@ -56,7 +56,7 @@ STRATEGIES: dict[str, tuple[Strategy, ...]] = {
 #: Of two and three ranks, and of four.
 SINGLE = [name for name in STRATEGIES if "of pairs" not in name and " x " not in name]
 FOUR = [name for name in STRATEGIES if name not in SINGLE]
-MODELS = ("DiT", "Flux", "SD3", "HunyuanVideo", "Latte", "SD", "SDXL")
+MODELS = ("DiT", "Flux", "SD3", "HunyuanVideo", "Latte", "SD", "SDXL", "Krea 2")
 #: What a case is made of: number of ranks, strategy, model.
 Case = tuple[int, str, str]
 
@@ -66,7 +66,9 @@ def has_form(strategy: str, model: str) -> bool:
     if model in UNETS:
         return "DynamicSequence" not in strategy and "Tensor" not in strategy
     row = _row(model)
-    return not any(each.refuses(row) for each in STRATEGIES[strategy])
+    # Where tokens are cut too, heads must divide evenly; those of Krea 2 do.
+    divides = "Tensor" not in strategy or model == "Krea 2"
+    return divides and not any(each.refuses(row) for each in STRATEGIES[strategy])
 
 
 def _row(name: str) -> Any:

@@ -133,6 +133,8 @@ def config_for(call: Call) -> Config:
         )
     if full:  # three products for one, and their operands, in registers
         return Config(block_m=16 if wide else 32, block_n=32, num_warps=8, num_stages=1 if wide else 2)
+    if q.shape[3] > 64 and _bias_kind(call) == _device_code().BIAS_FULL:  # whose tiles are in float32
+        return Config(block_m=64, block_n=64, num_warps=8, num_stages=2)
     if _is_desktop(q.device):
         return _desktop_config(call)
     if wide:

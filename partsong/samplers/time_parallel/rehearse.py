@@ -81,6 +81,8 @@ class _Rehearsing:
             given = self.given
             if not isinstance(event, Stepped) or given is None or not calls:
                 raise UnsupportedError(f"{self.name} calls its model and its scheduler in another order; {ADVICE}")
+            if given.time is None or given.sample.shape[:1] != event.latents.shape[:1]:
+                raise UnsupportedError(f"{self.name}: its scheduler is given more than a sample and a time; {ADVICE}")
             if rehearsal is None:
                 rehearsal = Rehearsal(self.call, self.key, given.sample.clone(), self.outputs)
                 self.num_steps = self.num_steps or _steps_from(self.begin, given.time)
@@ -192,6 +194,6 @@ def _with_sample(output: Any, name: str) -> Any:
 
 
 def _steps_from(scheduler: Any, time: Any) -> int:
-    """Counts the steps of a scheduler from the one at a time on."""
+    """Counts the steps of a scheduler from the one at a time on; some pipelines give a time for each sample."""
     times = [float(each) for each in scheduler.timesteps]
-    return len(times) - times.index(float(time))
+    return len(times) - times.index(float(time.flatten()[0] if isinstance(time, Tensor) else time))
