@@ -38,7 +38,7 @@ def serve(options: Serving) -> dict[str, Any]:
         return {}
     from partsong.serving.web import run_server
 
-    run_server(_server(options, key), host=options.host, port=options.port)
+    run_server(_server(options, key), _web(options))
     return {}
 
 
@@ -54,7 +54,7 @@ def _serve_on_ranks(options: Serving, key: str | None) -> None:
     if is_main():
         from partsong.serving.web import run_beside_rank
 
-        run_beside_rank(_server(replace(options, nproc=nproc), key), host=options.host, port=options.port)
+        run_beside_rank(_server(replace(options, nproc=nproc), key), _web(options))
         return
     from partsong.serving.ranks.loop import serve_ranks
 
@@ -85,8 +85,8 @@ def _key(options: Serving) -> str | None:
     if options.key_file is not None:
         try:
             key = Path(options.key_file).read_text().strip()
-        except OSError as error:
-            raise ArgumentError(f"--key-file {options.key_file} cannot be read: {error}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArgumentError(f"--key-file {options.key_file} cannot be read as text: {error}") from error
     if key is not None and len(key) < _LEAST_KEY:
         raise ArgumentError(f"the key has {len(key)} characters; use at least {_LEAST_KEY}")
     if key is None and not _is_own(options.host):
@@ -95,6 +95,18 @@ def _key(options: Serving) -> str | None:
             "PARTSONG_API_KEY"
         )
     return key
+
+
+def _web(options: Serving) -> Any:
+    from partsong.serving.web import WebSettings
+
+    return WebSettings(
+        host=options.host,
+        port=options.port,
+        grace=options.grace,
+        root_path=options.root_path,
+        logs_json=options.log_format == "json",
+    )
 
 
 def _is_own(host: str) -> bool:

@@ -41,8 +41,14 @@ class Serving(Common):
     to think. Its key is read from the environment variable OPENAI_API_KEY."""
     host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1"
     """Address to listen on. Any other than this machine's own demands a key."""
-    port: Annotated[int, Whole(0), tyro.conf.arg(metavar="N")] = 8000
+    port: Annotated[int, Whole(0, 65535), tyro.conf.arg(metavar="N")] = 8000
     """Port to listen on; 0 takes a free one."""
+    root_path: Annotated[str, tyro.conf.arg(metavar="PATH")] = ""
+    """Path under which a proxy shows the server, such as /pictures."""
+    grace: Annotated[float, Number(0.0), tyro.conf.arg(metavar="SECONDS")] = 30.0
+    """Seconds in which running jobs may finish when the server is asked to end; what waits is left to the next one."""
+    log_format: Literal["text", "json"] = "text"
+    """Form of the lines on standard error, of which every request has one."""
     key_file: Path = None
     """File with the key that clients must show; if not given, the environment variable PARTSONG_API_KEY holds it."""
     folder: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None

@@ -20,6 +20,7 @@ from partsong.serving.texts.events import TextDone, TextEvent
 from partsong.serving.texts.served import ServedText, find_text
 from partsong.serving.texts.thinking import SINGLE
 from partsong.serving.texts.upstream import UpstreamText, with_model
+from partsong.serving.waiting import STREAMED
 
 __all__ = ["router"]
 
@@ -70,8 +71,7 @@ async def _answer(request: Request, text: ServedText, strategy: str, body: Answe
         await events.aclose()
         raise
     chunks = sse_of(form, events, text.limits.keep_alive)
-    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    return WatchedStream(chunks, events.aclose, headers=headers, media_type="text/event-stream")
+    return WatchedStream(chunks, events.aclose, headers=STREAMED, media_type="text/event-stream")
 
 
 async def _next(events: AsyncGenerator[TextEvent, None]) -> TextEvent:

@@ -13,6 +13,8 @@ from partsong.whole_text import whole_json
 
 __all__ = ["read_body", "read_fields"]
 
+#: Fields of the API that say something of the request and ask for nothing.
+_HINTS = {"metadata", "prompt_cache_key", "safety_identifier", "service_tier"}
 #: Fields of the API that have no effect here, with their neutral values; other values are refused.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
@@ -49,8 +51,10 @@ def read_fields(body: bytes) -> dict[str, Any]:
     """
     try:
         fields = whole_json(json.loads(body))
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    except ValueError as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(fields, dict):
         raise ApiError(400, f"the body is a JSON {type(fields).__name__}; send an object")
     return fields
@@ -68,7 +72,13 @@ def read_body(kind: type[AnyBody], fields: dict[str, Any]) -> AnyBody:
             why = _WHY.get(name, "this server does not support it")
             raise ApiError(400, f"{name}={_short(value)}: {why}; leave {name} out", param=name)
     try:
-        return kind.model_validate({name: value for name, value in fields.items() if name not in _NEUTRAL})
+        return kind.model_validate(
+            {
+                name: value
+                for name, value in fields.items()
+                if name not in _NEUTRAL and name not in _HINTS and value is not None
+            }
+        )
     except ValidationError as error:
         raise _refused(kind, error) from None
 
@@ -82,7 +92,7 @@ def _refused(kind: type[AnswerBody], error: ValidationError) -> ApiError:
     place = [part for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")]
     param = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
-        known = ", ".join(sorted({*kind.model_fields, *_NEUTRAL}))
+        known = ", ".join(sorted({*kind.model_fields, *_NEUTRAL, *_HINTS}))
         message = f"unknown field {param!r}" + (f"; the fields are {known}" if len(place) == 1 else "")
     elif first["type"] == "missing":
         message = f"{param} is missing"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from partsong.errors import ArgumentError, ArgumentTypeError, PartsongError, UnsupportedError
+from partsong.errors import ArgumentError, ArgumentTypeError, OutputError, PartsongError, UnsupportedError
 
-__all__ = ["ApiError", "as_api_error", "invalid"]
+__all__ = ["ApiError", "as_api_error", "invalid", "leaving", "shortened"]
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -20,6 +20,7 @@ class ApiError(PartsongError):
         param: the field of the request that it is about, or None.
         code: a short name that programs can test, or None.
         retry_after: seconds after which the same request may succeed, or None.
+        is_final: whether the same request would end the same way, so that clients should not repeat it.
 
     >>> ApiError(404, "no model 'x'", param="model", code="model_not_found").as_json()["error"]["type"]
     'not_found_error'
@@ -33,9 +34,17 @@ class ApiError(PartsongError):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        is_final: bool = False,
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
+        self.status, self.param, self.code = status, param, code
+        self.retry_after, self.is_final = retry_after, is_final
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Returns what the reply says of another try; the official clients heed both."""
+        headers = {} if self.retry_after is None else {"Retry-After": str(max(1, round(self.retry_after)))}
+        return headers | ({"x-should-retry": "false"} if self.is_final else {})
 
     @property
     def type(self) -> str:
@@ -50,9 +59,14 @@ class ApiError(PartsongError):
 
 
 def as_api_error(error: PartsongError) -> ApiError:
-    """Returns any error of partsong as one of a request: what a caller can correct is 400, the rest 500."""
+    """Returns any error of partsong as one of a request.
+
+    What a caller can correct is 400, a disk that cannot be written 507, and the rest 500.
+    """
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, OutputError):
+        return ApiError(507, str(error), code="no_room", retry_after=60.0)
     is_request = isinstance(error, ArgumentError | ArgumentTypeError | UnsupportedError)
     return ApiError(400 if is_request else 500, str(error))
 
@@ -65,3 +79,18 @@ def invalid(first: Mapping[str, Any]) -> ApiError:
     else:
         message = f"{place or 'the body'}: {first['msg']}"
     return ApiError(400, message, param=place or None, code="invalid_value")
+
+
+def shortened(value: object, most: int = 60) -> str:
+    """Returns what a client sent, cut where it is long, so that an error repeats no megabytes.
+
+    >>> shortened("x" * 100, 5)
+    "'xxxxx'..."
+    """
+    text = value if isinstance(value, str) else repr(value)
+    return f"{text[:most]!r}..." if len(text) > most else f"{text!r}"
+
+
+def leaving() -> ApiError:
+    """Returns the error of a request that a server which ends does not answer any more."""
+    return ApiError(503, "the server ends; ask again in a moment", code="server_ends", retry_after=5.0)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from partsong.serving.errors import ApiError
+from partsong.serving.errors import ApiError, shortened
 from partsong.serving.jobs import Job
 from partsong.serving.limits import Limits
+from partsong.whole_text import whole_json
 
 __all__ = ["SamplingBody", "page_of", "read_size"]
+
+#: Fields that decide elsewhere, and those that clients may send as hints.
+_UNUSED = {"model", "size", "user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier"}
 
 
 class SamplingBody(BaseModel):
@@ -28,6 +32,19 @@ class SamplingBody(BaseModel):
     negative_prompt: str | None = None
     strategy: str | None = None
     lora: str | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_meant(cls, fields: Any) -> Any:
+        """Reads null as a field that is not there, as the official clients write it, and cleans all texts."""
+        if not isinstance(fields, dict):
+            return fields
+        return {name: whole_json(value) for name, value in fields.items() if value is not None}
 
     def asked(self, limits: Limits, *, num: int = 1, frames: int | None = None, **more: Any) -> dict[str, Any]:
         """Returns what is asked for, by the names of `Job.request`; fields that are not set are left out.
@@ -44,7 +61,10 @@ class SamplingBody(BaseModel):
         width, height = read_size(self.size)
         steps = self.num_inference_steps
         limits.check(prompt=self.prompt, num=num, width=width, height=height, steps=steps, frames=frames)
-        shared = {name: getattr(self, name) for name in SamplingBody.model_fields if name not in ("model", "size")}
+        if self.negative_prompt is not None and len(self.negative_prompt) > limits.prompt:
+            length = f"the negative prompt has {len(self.negative_prompt)} characters"
+            raise ApiError(400, f"{length}; use at most {limits.prompt}", param="negative_prompt")
+        shared = {name: getattr(self, name) for name in SamplingBody.model_fields if name not in _UNUSED}
         given = {**shared, "n": num, "num_frames": frames, "width": width, "height": height, **more}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -59,7 +79,7 @@ def read_size(text: str | None) -> tuple[int | None, int | None]:
         return None, None
     width, _, height = str(text).partition("x")
     if not (width.isdigit() and height.isdigit() and 0 < len(width) < 6 and 0 < len(height) < 6):
-        raise ApiError(400, f"size {text!r}: write WIDTHxHEIGHT in pixels, such as 512x512", param="size")
+        raise ApiError(400, f"size {shortened(text)}: write WIDTHxHEIGHT in pixels, such as 512x512", param="size")
     return int(width), int(height)
 
 
@@ -75,6 +95,6 @@ def page_of(jobs: Sequence[Job], after: str | None, limit: int) -> tuple[Sequenc
     if after is not None:
         places = [place for place, job in enumerate(jobs) if job.id == after]
         if not places:
-            raise ApiError(404, f"there is no job {after!r}", param="after", code="not_found")
+            raise ApiError(404, f"there is no job {shortened(after)}", param="after", code="not_found")
         start = places[0] + 1
     return jobs[start : start + limit], len(jobs) > start + limit

@@ -16,25 +16,28 @@ from PIL import Image
 from pydantic import Field, ValidationError
 from starlette.datastructures import UploadFile
 
-from partsong.errors import PartsongError
-from partsong.serving.errors import ApiError, invalid
+from partsong.errors import OutputError, PartsongError
+from partsong.serving.errors import ApiError, invalid, leaving
 from partsong.serving.fields import SamplingBody
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
 from partsong.serving.services import PictureService
-from partsong.serving.waiting import completed, event, events_while_there, failure
+from partsong.serving.waiting import STREAMED, completed, event, events_while_there, failure
 
 __all__ = ["ImageRequest", "router"]
 
 router = APIRouter(prefix="/v1/images")
 
+#: Values of quality and style that ask for nothing.
+_PLAIN = (None, "auto", "standard")
 _FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
 
 
 class ImageRequest(SamplingBody):
     """Says which pictures to make.
 
-    Fields of the OpenAI API that cannot be honoured may have their neutral value; any other is refused.
+    Fields of the OpenAI API that cannot be honoured may have their neutral value; any other is refused. Only quality
+    and style, which other models offer, may have any value; the reply notes that they change nothing here.
     """
 
     n: int = 1
@@ -43,11 +46,11 @@ class ImageRequest(SamplingBody):
     output_compression: Annotated[int, Field(ge=0, le=100)] = 100
     stream: bool = False
     partial_images: Annotated[int, Field(ge=0, le=3)] = 0
-    quality: Literal["auto", "standard"] = "auto"
+    quality: Literal["auto", "standard", "hd", "low", "medium", "high"] = "auto"
+    style: Literal["vivid", "natural"] | None = None
     background: Literal["auto", "opaque"] = "auto"
     moderation: Literal["auto", "low"] = "auto"
     input_fidelity: Literal["low", "high"] | None = None
-    user: str | None = None
     strength: Annotated[float, Field(gt=0, le=1)] | None = None
     deadline: Annotated[float, Field(gt=0)] | None = None  # seconds from now
 
@@ -99,13 +102,18 @@ async def edits(request: Request) -> Any:
 
 async def _submit(server: Server, model: PictureService, body: ImageRequest, asked: dict[str, Any]) -> Job:
     deadline = None if body.deadline is None else time.time() + body.deadline
-    return await server.submit(model, asked, previews=body.partial_images if body.stream else 0, deadline=deadline)
+    job = await server.submit(model, asked, previews=body.partial_images if body.stream else 0, deadline=deadline)
+    idle = [f"{name}={value}" for name in ("quality", "style") if (value := getattr(body, name)) not in _PLAIN]
+    if idle:
+        job.note = f"{' and '.join(idle)} changes nothing here; num_inference_steps and the prompt do"
+    return job
 
 
 async def _respond(server: Server, job: Job, body: ImageRequest, request: Request, kind: str) -> Any:
     """Answers with the pictures once they are there, or with a stream at once."""
     if body.stream:
-        return StreamingResponse(_stream(server, job, body, kind), media_type="text/event-stream")
+        events = _stream(server, job, body, kind)
+        return StreamingResponse(events, media_type="text/event-stream", headers=STREAMED)
     job = await completed(server, job, request)
     return {
         "created": int(job.created_at),
@@ -136,7 +144,7 @@ async def _stream(server: Server, job: Job, body: ImageRequest, kind: str) -> As
             yield event(f"{kind}.partial_image", json.dumps(data))
             index += 1
     if job.status != "completed":
-        yield event("error", json.dumps(failure(job).as_json()))
+        yield event("error", json.dumps((failure(job) if job.has_ended else leaving()).as_json()))
         return
     for name in job.files:
         data = {"type": f"{kind}.completed", **common, "output_format": body.output_format}
@@ -172,7 +180,12 @@ async def _keep(server: Server, upload: UploadFile, what: str) -> str:
         with Image.open(io.BytesIO(await upload.read())) as picture:
             if picture.width * picture.height > server.limits.pixels:
                 raise ApiError(400, f"{what} has more than {server.limits.pixels} pixels", param=what)
-            picture.convert("RGBA" if what == "mask" else "RGB").save(server.file(name), "PNG")
+            kept = picture.convert("RGBA" if what == "mask" else "RGB")
     except (OSError, ValueError, Image.DecompressionBombError):
         raise ApiError(400, f"{what} is no picture that can be read; send PNG, JPEG or WebP", param=what) from None
+    try:
+        kept.save(server.file(name), "PNG")
+    except OSError as error:
+        server.file(name).unlink(missing_ok=True)
+        raise OutputError(f"{what} cannot be kept: {error.strerror}; is the disk full?") from error
     return name

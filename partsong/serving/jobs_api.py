@@ -20,7 +20,7 @@ from partsong.serving.jobs import Job
 from partsong.serving.server import Server
 from partsong.serving.services import SERIAL
 from partsong.serving.twins import difference_map
-from partsong.serving.waiting import event
+from partsong.serving.waiting import STREAMED, event
 
 __all__ = ["JobRequest", "router"]
 
@@ -87,7 +87,8 @@ async def cancel(name: str, request: Request) -> dict[str, Any]:
 async def events(name: str, request: Request) -> StreamingResponse:
     """Streams each change of a job until it has ended; hanging up does not stop the job."""
     server: Server = request.app.state.server
-    return StreamingResponse(_events(server, _job(server, name)), media_type="text/event-stream")
+    events = _events(server, _job(server, name))
+    return StreamingResponse(events, media_type="text/event-stream", headers=STREAMED)
 
 
 @router.post("/v1/jobs/{name}/twin", status_code=202)
@@ -186,6 +187,8 @@ async def _events(server: Server, job: Job) -> AsyncIterator[str]:
     shown = 0
     yield event("job", json.dumps(_shown(server, job)))
     async for changed in server.watchers.changes(job, 5.0):
+        if server.leaves(job):
+            break
         step, pictures = server.watchers.preview(job.id)
         if step > shown:
             shown = step

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 
 from partsong.errors import OutputError
 from partsong.serving.jobs import Job
+from partsong.whole_text import whole_json
 
 __all__ = ["JobJournal"]
+
+_log = logging.getLogger(__name__)
 
 
 class JobJournal:
@@ -45,18 +50,41 @@ class JobJournal:
             raise OutputError(f"the journal {path} cannot be used: {error}; is another server using it?") from error
 
     def write(self, job: Job) -> None:
-        """Writes a job."""
+        """Writes a job.
+
+        Raises:
+            OutputError: the disk is full, or the file cannot be written for another reason.
+        """
         row = (job.id, job.created_at, json.dumps(job.as_record()))
-        self._database.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", row)
+        self._change("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", [row])
 
     def read(self) -> list[Job]:
-        """Returns all jobs, the oldest first."""
-        rows = self._database.execute("SELECT record FROM jobs ORDER BY created, id")
-        return [Job.from_record(json.loads(record)) for (record,) in rows]
+        """Returns all jobs, the oldest first; a row that cannot be read is left alone and hides no other."""
+        jobs = []
+        for name, record in self._database.execute("SELECT id, record FROM jobs ORDER BY created, id"):
+            try:
+                jobs.append(Job.from_record(whole_json(json.loads(record))))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                _log.warning("the journal's row of job %s cannot be read: %s", name, error)
+        return jobs
 
-    def remove(self, name: str) -> None:
-        """Forgets a job."""
-        self._database.execute("DELETE FROM jobs WHERE id = ?", (name,))
+    def remove(self, names: Iterable[str]) -> None:
+        """Forgets jobs.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        self._change("DELETE FROM jobs WHERE id = ?", [(name,) for name in names])
+
+    def _change(self, statement: str, rows: list[tuple[object, ...]]) -> None:
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.executemany(statement, rows)
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise OutputError(f"the journal {self.path} cannot be written: {error}; is the disk full?") from error
 
     def close(self) -> None:
         """Closes the file."""

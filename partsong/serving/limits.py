@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from partsong.serving.errors import ApiError
+from partsong.serving.jobs import Job
 
 __all__ = ["Limits"]
 
@@ -35,6 +37,21 @@ class Limits:
     waiting: int = 64
     kept_seconds: float = 24 * 3600.0
 
+    def check_queue(self, jobs: Iterable[Job], model: str) -> None:
+        """Refuses a further job while too many wait.
+
+        Raises:
+            ApiError: the queue of the model is full; says when to try again.
+        """
+        of_model = [job for job in jobs if job.model == model]
+        waiting = sum(job.status == "queued" for job in of_model)
+        if waiting < self.waiting:
+            return
+        took = [job.seconds for job in of_model if job.seconds is not None][-8:]
+        retry_after = max(1.0, sum(took) / len(took)) if took else 5.0
+        message = f"{waiting} jobs wait for {model} already; try again later"
+        raise ApiError(429, message, code="queue_full", retry_after=retry_after)
+
     def check(
         self,
         *,
@@ -61,5 +78,7 @@ class Limits:
         ):
             if value is not None and not 1 <= value <= most:
                 raise ApiError(400, f"{name}={value}; use a number from 1 to {most}", param=name)
-        if width is not None and height is not None and not 0 < width * height <= self.pixels:
+        if width is not None and height is not None and not width * height:
+            raise ApiError(400, f"size {width}x{height} has no pixels", param="size")
+        if width is not None and height is not None and width * height > self.pixels:
             raise ApiError(400, f"size {width}x{height} has more than {self.pixels} pixels", param="size")

@@ -47,7 +47,7 @@ def ray_runner(address: str | None, *, ranks: int, threads: int | None) -> RankR
             f"{ranks} ranks need {ranks * each} {kind}s of a Ray cluster, and this machine has {has.get(kind, 0.0):g}: "
             "use fewer (--nproc, --replicas, --threads), or name a cluster of several machines with --ray-address"
         )
-    return RankRunner(run=_run_ranks, host=ray.util.get_node_ip_address(), begins_anew=True)
+    return RankRunner(run=_run_ranks, host=ray.util.get_node_ip_address())
 
 
 class _RankActor:

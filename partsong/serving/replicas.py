@@ -47,7 +47,6 @@ class Replicas:
 
     Attributes:
         name: of the model.
-        can_begin_anew: whether a job whose ranks died should be made by others.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class Replicas:
         on_lost: Callable[[Replicas, Mapping[str, JobWork], PartsongError], None],
     ) -> None:
         self.name = model.name
-        self.can_begin_anew = num > 1 or runner.begins_anew
         self._on_message, self._on_lost = on_message, on_lost
         self._roster = Roster(num)
         self._works: dict[str, JobWork] = {}

@@ -19,12 +19,10 @@ class RankRunner:
         run: runs a number of ranks with some settings until they end, and raises what ended them. The event is set when
             the server closes: anything that still waits, for room or for ranks that do not end, then gives up.
         host: address of this machine at which ranks reach it; None where they are on it, and share its files.
-        begins_anew: whether a job whose ranks died begins anew though there are no other replicas.
     """
 
     run: Callable[[ReplicaSettings, int, threading.Event], None]
     host: str | None = None
-    begins_anew: bool = False
 
 
 def launch_ranks(settings: ReplicaSettings, nproc: int, closing: threading.Event) -> None:

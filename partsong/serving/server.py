@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partsong.errors import DistributedError, PartsongError
+from partsong.errors import DistributedError, OutputError, PartsongError
 from partsong.seeds import check_seed
-from partsong.serving.errors import ApiError
+from partsong.serving.errors import ApiError, as_api_error, leaving
+from partsong.serving.expiry import sweep
 from partsong.serving.jobs import Job, Watchers
 from partsong.serving.journal import JobJournal
 from partsong.serving.limits import Limits
@@ -33,15 +35,19 @@ from partsong.serving.messages import (
 from partsong.serving.metrics import Metrics, labels_of
 from partsong.serving.replicas import Replicas
 from partsong.serving.runners import LOCAL, RankRunner
-from partsong.serving.services import SERIAL, PictureService, files_of, work_of
-from partsong.serving.twins import compare_files
+from partsong.serving.services import SERIAL, PictureService, files_of, find_model, work_of
+from partsong.serving.suspects import Suspects
+from partsong.serving.twins import note_difference
 
 if TYPE_CHECKING:
     from partsong.serving.texts.served import ServedText
 
 __all__ = ["Server"]
 
-#: How often the ranks of a job may die before the job fails, although others could make it: it may be what kills them.
+_log = logging.getLogger(__name__)
+
+#: How often the ranks of a job may die before it fails: it may be what kills them. After the first time it is made
+#: beside no other job that has lost its ranks, so that such a one takes no others with it.
 _TRIES = 3
 
 
@@ -62,6 +68,7 @@ class Server:
         replicas: by the name of their model; filled when the server starts.
         watchers: of the jobs.
         metrics: of the server.
+        leaves_at: when jobs that still run are left to the next server, by `time.monotonic`; None while it serves.
     """
 
     models: Sequence[PictureService]
@@ -77,41 +84,66 @@ class Server:
     watchers: Watchers = field(default_factory=Watchers)
     metrics: Metrics = field(default_factory=Metrics)
 
+    leaves_at: float | None = None
+
+    def leave(self, grace: float) -> None:
+        """Takes no further jobs, and gives those that run some time; those that wait are left to the next server."""
+        if self.leaves_at is None:
+            self.leaves_at = time.monotonic() + grace
+
+    def leaves(self, job: Job) -> bool:
+        """Says whether a job is left to the next server with this folder."""
+        return self.leaves_at is not None and (job.status == "queued" or time.monotonic() > self.leaves_at)
+
+    async def _finish_running(self) -> None:
+        running = [job for job in self.jobs.values() if job.status == "in_progress"]
+        for job in running if self.leaves_at is not None else ():
+            async for _ in self.watchers.changes(job, 0.2):
+                if self.leaves(job):
+                    break
+
     def open(self) -> None:
-        """Opens the folder and its journal; before `start`.
+        """Opens the folder and its journal, which only this user may read; before `start`.
 
         Raises:
             OutputError: the folder cannot be written, or is another server's.
         """
-        self._journal = JobJournal(self.folder / "jobs.sqlite")
+        self.journal = JobJournal(self.folder / "jobs.sqlite")
         (self.folder / "files").mkdir(exist_ok=True)
+        (self.folder / "files").chmod(0o700)
+        for path in self.folder.glob("jobs.sqlite*"):
+            path.chmod(0o600)
 
     async def start(self) -> None:
         """Resumes unfinished jobs, and starts all replicas."""
         self._stepped: dict[str, float] = {}  # when each running job made its last step
         self._comparing: dict[str, asyncio.Task[None]] = {}
+        self._suspects: dict[str, Suspects] = {}
+        self.unwritten: set[str] = set()  # jobs whose last change the journal does not know
         self._created = int(time.time())
-        for job in self._journal.read():
+        for job in self.journal.read():
             self.jobs[job.id] = job
             if not job.has_ended:
                 self._take_up(job)
         for model in self.models:
             replicas = Replicas(model, self.runner, self.num_replicas, on_message=self._take, on_lost=self._lost)
             self.replicas[model.name] = replicas
+            self._suspects[model.name] = Suspects(replicas.submit)
             self.metrics.replicas.labels(model.name).set_function(partial(attrgetter("num_ready"), replicas))
             replicas.start()
         await self._start_texts()
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._sweeper = asyncio.create_task(sweep(self))
 
     async def close(self) -> None:
-        """Ends all replicas; running jobs are resumed by the next server with this folder."""
+        """Ends all replicas, after the grace of `leave`; other jobs are resumed by the next server with this folder."""
+        await self._finish_running()
         self._sweeper.cancel()
         for task in self._starts.values():
             task.cancel()
         await asyncio.gather(*(each.close() for each in (*self.replicas.values(), *self.texts.values())))
         if self._other is not None:
             await self._other.close()
-        self._journal.close()
+        self.journal.close()
 
     async def _start_texts(self) -> None:
         from partsong.serving.texts.upstream import Upstream, UpstreamText
@@ -138,22 +170,8 @@ class Server:
         return lines
 
     def model(self, name: str | None, kind: str) -> PictureService:
-        """Returns a model by name; without one, the first of the kind.
-
-        Raises:
-            ApiError: there is none.
-        """
-        known = [model for model in self.models if model.kind == kind]
-        for model in known:
-            if name in (None, model.name):
-                return model
-        names = ", ".join(model.name for model in known) or "none"
-        raise ApiError(
-            404,
-            f"no {kind} model {name!r} is served here; these are: {names}" if name else f"no {kind} model is served",
-            param="model",
-            code="model_not_found",
-        )
+        """Returns a model by name; without one, the first of the kind; see `find_model`."""
+        return find_model(self.models, name, kind)
 
     async def submit(
         self, model: PictureService, request: Mapping[str, Any], *, twin_of: str | None = None, **more: Any
@@ -170,6 +188,8 @@ class Server:
             ApiError: it asks for too much, the queue is full, or the ranks are not there.
             PartsongError: the ranks refuse it.
         """
+        if self.leaves_at is not None:
+            raise leaving()
         facts = self.facts(model)
         strategies, advice = model.strategies(request.get("strategy"))
         # A client that names no seed wants another picture each time; the job says which seed it was.
@@ -184,14 +204,14 @@ class Server:
             twin_of=twin_of,
         )
         work = work_of(job, self.file, facts.defaults, strategies, **more)
-        self._check_queue(model)
+        self.limits.check_queue(self.jobs.values(), model.name)
         try:
             checked = await self.replicas[model.name].check(work)
         except DistributedError as error:  # they have died, and new ones are starting
             raise ApiError(503, str(error), code="model_unavailable", retry_after=2.0) from error
         if checked.error is not None:
             raise checked.error
-        self._check_queue(model)  # more jobs have arrived while the ranks were asked
+        self.limits.check_queue(self.jobs.values(), model.name)  # more jobs have arrived while the ranks were asked
         job.exactness = checked.kind
         job.steps = int(work.arguments.get("num_inference_steps", 0))
         self._add(job, work)
@@ -210,10 +230,8 @@ class Server:
 
     def position(self, job: Job) -> int:
         """Returns how many jobs of the same model wait before a job, itself included; 0 once it is running."""
-        if job.status != "queued":
-            return 0
-        before = (each for each in self.jobs.values() if each.model == job.model and each.status == "queued")
-        return 1 + sum(each.created_at < job.created_at for each in before)
+        waiting = (each for each in self.jobs.values() if each.model == job.model and each.status == "queued")
+        return 0 if job.status != "queued" else 1 + sum(each.created_at < job.created_at for each in waiting)
 
     def model_rows(self) -> list[dict[str, Any]]:
         """Lists what is served, by the keys of the API."""
@@ -226,9 +244,19 @@ class Server:
         return self.folder / "files" / name
 
     def save(self, job: Job) -> None:
-        """Writes a job to the journal and wakes up everybody who waits for it."""
-        self._journal.write(job)
+        """Writes a job to the journal, later if the disk is full, and wakes up everybody who waits for it."""
+        self.write(job)
         self.watchers.change(job.id)
+
+    def write(self, job: Job) -> None:
+        """Writes a job to the journal, later if the disk is full."""
+        try:
+            self.journal.write(job)
+            self.unwritten.discard(job.id)
+        except OutputError as error:
+            if not self.unwritten:
+                _log.error("%s", error)
+            self.unwritten.add(job.id)
 
     def facts(self, model: PictureService) -> Ready:
         """Returns what the ranks of a model said of it.
@@ -245,23 +273,10 @@ class Server:
             )
         return replicas.facts
 
-    def _check_queue(self, model: PictureService) -> None:
-        waiting = sum(job.model == model.name and job.status == "queued" for job in self.jobs.values())
-        if waiting >= self.limits.waiting:
-            raise ApiError(
-                429,
-                f"{waiting} jobs wait for {model.name} already; try again later",
-                code="queue_full",
-                retry_after=self._seconds_per_job(model.name),
-            )
-
-    def _seconds_per_job(self, name: str) -> float:
-        done = [job.seconds for job in self.jobs.values() if job.model == name and job.seconds is not None][-8:]
-        return max(1.0, sum(done) / len(done)) if done else 5.0
-
     def _add(self, job: Job, work: JobWork) -> None:
+        self.journal.write(job)  # first: a job that the journal does not know would be lost with the server
         self.jobs[job.id] = job
-        self.save(job)
+        self.watchers.change(job.id)
         self.replicas[job.model].submit(work)
         self._count(job.model)
 
@@ -290,7 +305,10 @@ class Server:
         elif isinstance(message, JobFinished):
             self._finish(job, message)
         elif isinstance(message, JobFailed):
-            self._end(job, "failed", code="refused", message=str(message.error))
+            is_request = as_api_error(message.error).status == 400
+            is_full = isinstance(message.error, OutputError)
+            code = "refused" if is_request else "no_room" if is_full else "server_error"
+            self._end(job, "failed", code=code, message=str(message.error))
         elif isinstance(message, JobCancelled):
             self._end(job, "cancelled")
         self._count(job.model)
@@ -322,10 +340,7 @@ class Server:
 
     async def _compare(self, job: Job, other: Job) -> None:
         """Compares a job with its serial twin, or a twin with its job, before anybody is notified that it is done."""
-        pairs = [(self.file(a), self.file(b)) for a, b in zip(job.files, other.files, strict=True)]
-        apart = await asyncio.to_thread(compare_files, pairs)
-        for each in (job, other):
-            each.max_abs_diff, each.psnr_to_serial = apart
+        await note_difference(job, other, self.file)
         self.save(other)
         self._comparing.pop(job.id)
         self._complete(job)
@@ -341,8 +356,11 @@ class Server:
         job.error = {"code": code, "message": message} if message else None
         self._stepped.pop(job.id, None)
         self.metrics.ended.labels(job.model, status).inc()
-        self._journal.write(job)
+        self.write(job)
         self.watchers.forget(job.id)
+        if job.losses and job.model in self._suspects:
+            self._suspects[job.model].end(job.id)
+            self._suspects[job.model].try_next()
 
     def _model_ready(self, replicas: Replicas, facts: Ready) -> None:
         """Submits what the last server left behind; describing those jobs takes facts that only the ranks know."""
@@ -356,38 +374,22 @@ class Server:
         self.metrics.restarts.labels(replicas.name).inc()
         for job, work in [(self.jobs[name], work) for name, work in begun.items()]:
             job.losses += 1
-            if replicas.can_begin_anew and job.losses < _TRIES and replicas.broken is None:
+            if job.losses < _TRIES and replicas.broken is None:
                 job.begin_anew(f"after the ranks that made it ended: {error}")
                 self._stepped.pop(job.id, None)
                 for path in work.out:  # part of a video
                     path.unlink(missing_ok=True)
                 self.save(job)
-                replicas.submit(work)
+                self._suspects[replicas.name].add(work)
             else:
                 self._end(job, "failed", code="ranks_ended", message=str(error))
         for job in list(self.jobs.values()) if replicas.broken is not None else ():
             if job.model == replicas.name and not job.has_ended and job.id not in self._comparing:
                 self._end(job, "failed", code="ranks_ended", message=str(replicas.broken))
+        self._suspects[replicas.name].try_next()
         self._count(replicas.name)
 
     def _count(self, name: str) -> None:
         states = [job.status for job in self.jobs.values() if job.model == name]
         self.metrics.running.labels(name).set(states.count("in_progress"))
         self.metrics.waiting.labels(name).set(states.count("queued"))
-
-    async def _sweep(self) -> None:
-        """Removes the files and jobs that have expired, once a minute."""
-        while True:
-            now = time.time()
-            for job in [each for each in self.jobs.values() if each.expires_at is not None and each.expires_at < now]:
-                self.remove(job)
-            await asyncio.sleep(60.0)
-
-    def remove(self, job: Job) -> None:
-        """Forgets a job that has ended, and removes its files."""
-        sent = [self.file(name) for key in ("picture", "mask") if (name := job.request.get(key)) is not None]
-        # A dropped job may have left part of a video.
-        for path in (*self.file("").glob(f"{job.id}*"), *sent):
-            path.unlink(missing_ok=True)
-        self.jobs.pop(job.id, None)
-        self._journal.remove(job.id)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from partsong.serving.errors import ApiError, shortened
 from partsong.serving.jobs import Job
 from partsong.serving.messages import JobWork, Ready
 from partsong.serving.ranks.settings import ReplicaSettings
 
-__all__ = ["AUTO", "SERIAL", "PictureService", "files_of", "work_of"]
+__all__ = ["AUTO", "SERIAL", "PictureService", "files_of", "find_model", "work_of"]
 
 SERIAL, AUTO = "serial", "auto"
 #: How clients know the arguments of a call.
@@ -50,6 +51,22 @@ class PictureService:
         defaults = {} if facts is None else facts.defaults
         shown = {_SHOWN.get(key, key): value for key, value in defaults.items()}
         return {"id": self.name, "kind": self.kind, "strategies": [AUTO, *legal, SERIAL], "defaults": shown}
+
+
+def find_model(models: Sequence[PictureService], name: str | None, kind: str) -> PictureService:
+    """Returns a model by name; without one, the first of the kind.
+
+    Raises:
+        ApiError: there is none.
+    """
+    known = [model for model in models if model.kind == kind]
+    for model in known:
+        if name in (None, model.name):
+            return model
+    names = ", ".join(model.name for model in known) or "none"
+    named = f"no {kind} model {shortened(name)} is served here; these are: {names}"
+    message = named if name else f"no {kind} model is served"
+    raise ApiError(404, message, param="model", code="model_not_found")
 
 
 def files_of(job: Job) -> tuple[str, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,30 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from partsong.outputs import max_abs_diff, psnr
+from partsong.serving.jobs import Job
 
-__all__ = ["compare_files", "difference_map"]
+__all__ = ["compare_files", "difference_map", "note_difference"]
 
 #: Stands for the ratio of equal pictures, whose logarithm is infinite.
 _EQUAL = 999.0
+
+
+async def note_difference(job: Job, other: Job, file: Callable[[str], Path]) -> None:
+    """Notes on a job and its serial twin how far they are apart, or why that is not known.
+
+    Args:
+        job: one of the two; it has just been made.
+        other: the other one.
+        file: returns the path of a file by name.
+    """
+    try:
+        pairs = [(file(a), file(b)) for a, b in zip(job.files, other.files, strict=True)]
+        apart = await asyncio.to_thread(compare_files, pairs)
+    except Exception as error:  # noqa: BLE001 - such as a file that has gone since; the job itself is done
+        job.note = f"it could not be compared with its serial twin: {error}"
+        return
+    for each in (job, other):
+        each.max_abs_diff, each.psnr_to_serial = apart
 
 
 def compare_files(pairs: Sequence[tuple[Path, Path]]) -> tuple[float, float]:

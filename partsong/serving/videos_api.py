@@ -14,6 +14,7 @@ from PIL import Image
 from pydantic import Field, ValidationError
 
 from partsong.serving.errors import ApiError, invalid
+from partsong.serving.expiry import remove_jobs
 from partsong.serving.fields import SamplingBody, page_of
 from partsong.serving.growing import growing_file
 from partsong.serving.jobs import Job
@@ -85,7 +86,7 @@ async def delete(name: str, request: Request) -> dict[str, Any]:
     server: Server = request.app.state.server
     job = _video(server, name)
     await server.drop(job)
-    server.remove(job)
+    await remove_jobs(server, [job])
     return {"id": name, "object": "video.deleted", "deleted": True}
 
 

@@ -6,14 +6,18 @@ from collections.abc import AsyncIterator
 
 from fastapi import Request
 
-from partsong.serving.errors import ApiError
+from partsong.serving.errors import ApiError, leaving
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
 
-__all__ = ["completed", "event", "events_while_there"]
+__all__ = ["STREAMED", "completed", "event", "events_while_there", "failure"]
 
+#: Headers of a stream of events, which a proxy must neither collect nor keep.
+STREAMED = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
 #: Seconds between two checks that the client is still connected.
 _LOOK = 0.5
+#: Status of a reply by the code of a job's error, where it is not 500.
+_STATUS = {"refused": 400, "no_room": 507, "server_ends": 503}
 
 
 async def completed(server: Server, job: Job, request: Request) -> Job:
@@ -26,6 +30,8 @@ async def completed(server: Server, job: Job, request: Request) -> Job:
         async for _ in server.watchers.changes(job, _LOOK):
             if await request.is_disconnected():
                 break
+            if server.leaves(job):
+                raise leaving()
     finally:
         server.cancel(job)
     if job.status == "completed":
@@ -34,11 +40,11 @@ async def completed(server: Server, job: Job, request: Request) -> Job:
 
 
 def failure(job: Job) -> ApiError:
-    """Returns the error of a job that did not finish."""
+    """Returns the error of a job that did not finish; a client that repeats the request would only get it again."""
     if job.error is None:
-        return ApiError(409, f"job {job.id} was cancelled", code="cancelled")
-    status = 400 if job.error["code"] == "refused" else 500
-    return ApiError(status, job.error["message"], code=job.error["code"])
+        return ApiError(409, f"job {job.id} was cancelled", code="cancelled", is_final=True)
+    code = job.error["code"]
+    return ApiError(_STATUS.get(code, 500), job.error["message"], code=code, is_final=code != "ranks_ended")
 
 
 async def events_while_there(server: Server, job: Job) -> AsyncIterator[tuple[int, tuple[bytes, ...]] | None]:
@@ -49,6 +55,8 @@ async def events_while_there(server: Server, job: Job) -> AsyncIterator[tuple[in
     shown = 0
     try:
         async for _ in server.watchers.changes(job, _LOOK):
+            if server.leaves(job):
+                break
             step, pictures = server.watchers.preview(job.id)
             yield (step, pictures) if step > shown else None
             shown = max(shown, step)

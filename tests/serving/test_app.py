@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import httpx
 import pytest
 
 from partsong.serving.app import build_app, endpoints
+from partsong.serving.errors import ApiError
+from partsong.serving.fields import SamplingBody
 from partsong.serving.limits import Limits
 from partsong.serving.server import Server
 from tests.serving.running import refused
@@ -105,6 +108,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
         (["--model", "unheard-of"], "unheard-of"),
         (["--model", "tiles"], "token by token"),
         (["--model", "shapes", "--port", "-1"], "--port"),
+        (["--model", "shapes", "--port", "99999"], "from 0 to 65535"),
         (["--model", "sums", "--strategy", "ulysses"], "none is served"),
     ],
 )
@@ -118,3 +122,73 @@ def test_a_process_of_a_wrong_command_line_ends_with_one_sentence(tmp_path: Path
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "name a model to serve" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://elsewhere", "Content-Type": "application/json"}, 403),
+        ({"Origin": "null", "Content-Type": "application/json"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Origin": "http://localhost", "Content-Type": "application/json; charset=utf-8"}, 404),
+        ({"Content-Type": "application/json"}, 404),
+    ],
+)
+def test_a_page_of_another_site_begins_nothing(tmp_path: Path, headers: dict[str, str], status: int) -> None:
+    body = b'{"kind": "image", "prompt": "a"}'
+    assert _ask(_server(tmp_path), "POST", "/v1/jobs", content=body, headers=headers).status_code == status
+    chat = b'{"model": "m", "messages": [{"role": "user", "content": "a"}]}'
+    reply = _ask(_server(tmp_path), "POST", "/v1/chat/completions", content=chat, headers=headers)
+    assert reply.status_code == status
+
+
+def test_what_clients_send(tmp_path: Path) -> None:
+    server = _server(tmp_path)
+    body = b'{"kind": "image", "prompt": "a", "size": null, "negative_prompt": null, "metadata": {"a": "b"}}'
+    packed = _ask(
+        server,
+        "POST",
+        "/v1/jobs",
+        content=gzip.compress(body),
+        headers={"Content-Encoding": "gzip", "Content-Type": "application/json"},
+    )
+    assert "no image model is served" in packed.json()["error"]["message"]
+    head, whole = (_ask(server, method, "/v1/models") for method in ("HEAD", "GET"))
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == whole.headers["content-length"]
+    named = _ask(server, "GET", "/health", headers={"X-Request-Id": "mine-1"})
+    assert named.headers["x-request-id"] == "mine-1"
+    assert len(head.headers["x-request-id"]) == 16
+    deep = _ask(server, "POST", "/v1/chat/completions", content=b"[" * 100_000)
+    assert (deep.status_code, deep.json()["error"]["message"]) == (400, "the body is nested too deeply")
+
+
+def test_a_packed_body_is_bounded_when_it_is_unpacked(tmp_path: Path) -> None:
+    server = _server(tmp_path, limits=Limits(body=1000))
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    bomb = _ask(server, "POST", "/v1/jobs", content=gzip.compress(b" " * 100_000), headers=headers)
+    assert bomb.status_code == 413
+    assert _ask(server, "POST", "/v1/jobs", content=b"no gzip", headers=headers).status_code == 400
+    other = _ask(server, "POST", "/v1/jobs", content=b"x", headers=headers | {"Content-Encoding": "br"})
+    assert other.status_code == 415
+
+
+def test_errors_repeat_no_megabytes_and_read_plainly() -> None:
+    limits = Limits()
+    for body, said in (
+        ({"prompt": "a", "size": "0x0"}, "has no pixels"),
+        ({"prompt": "a", "size": "x" * 100_000}, "write WIDTHxHEIGHT"),
+        ({"prompt": "a", "negative_prompt": "b" * 100_000}, "negative prompt has 100000 characters"),
+    ):
+        with pytest.raises(ApiError, match=said) as refused:
+            SamplingBody.model_validate(body).asked(limits)
+        assert len(str(refused.value)) < 300
+    assert SamplingBody.model_validate({"prompt": "half \ud83d", "n": None}).prompt == "half \ufffd"
+
+
+def test_only_the_user_reads_a_servers_folder(tmp_path: Path) -> None:
+    server = _server(tmp_path)
+    server.open()
+    assert (tmp_path / "files").stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.glob("jobs.sqlite*"))

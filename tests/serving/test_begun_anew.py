@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from partsong.errors import DistributedError
+from partsong.errors import DistributedError, OutputError
 from partsong.serving.catalog import picture_model
+from partsong.serving.errors import ApiError
 from partsong.serving.jobs import Job, Status
 from partsong.serving.journal import JobJournal
-from partsong.serving.messages import JobFinished, JobStarted, JobWork, Ready, Stop, Submit
+from partsong.serving.messages import Check, Checked, JobFinished, JobStarted, JobWork, Ready, Stop, Submit
 from partsong.serving.ranks.settings import ReplicaSettings
 from partsong.serving.runners import RankRunner
 from partsong.serving.server import Server
+from partsong.serving.suspects import Suspects
 
 
 class Ranks:
@@ -39,6 +41,8 @@ class Ranks:
         with Client(settings.address, authkey=settings.authkey) as line, contextlib.suppress(EOFError):
             line.send(Ready(strategies=(), defaults={}, kind="image"))
             while not isinstance(message := line.recv(), Stop):
+                if isinstance(message, Check):
+                    line.send(Checked(id=message.work.id, kind="exact"))
                 if not isinstance(message, Submit):
                     continue
                 line.send(JobStarted(message.work.id))
@@ -116,7 +120,7 @@ def test_a_job_of_a_model_that_is_not_served_any_more_fails(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("replicas", "deaths", "status"), [(2, 1, "completed"), (2, 2, "completed"), (2, 3, "failed"), (1, 1, "failed")]
+    ("replicas", "deaths", "status"), [(2, 2, "completed"), (2, 3, "failed"), (1, 1, "completed"), (1, 3, "failed")]
 )
 def test_a_job_whose_ranks_died_goes_to_others_until_it_killed_three(
     tmp_path: Path, replicas: int, deaths: int, status: str
@@ -144,4 +148,84 @@ def test_a_job_that_was_cancelled_as_its_ranks_died_is_not_made(tmp_path: Path) 
         ranks.may_die.set()
 
     job, cancelled = _served(tmp_path, ranks, meanwhile=cancel)
-    assert (job.status, cancelled.status, ranks.made) == ("failed", "cancelled", [])
+    assert (job.status, cancelled.status, [work.id for work in ranks.made]) == ("completed", "cancelled", ["image_0"])
+
+
+def test_jobs_that_lost_their_ranks_are_tried_one_at_a_time() -> None:
+    given: list[str] = []
+    suspects = Suspects(lambda work: given.append(work.id))
+    for name in "abc":
+        suspects.add(JobWork(id=name, prompt="", arguments={}, out=()))
+    suspects.try_next()
+    suspects.try_next()
+    assert given == ["a"]
+    suspects.end("b")  # cancelled while it waits
+    suspects.add(JobWork(id="a", prompt="", arguments={}, out=()))  # it has lost its ranks once more
+    suspects.try_next()
+    assert given == ["a", "c"]
+    suspects.end("c")
+    suspects.try_next()
+    assert given == ["a", "c", "a"]
+
+
+def test_a_full_disk_refuses_jobs_until_there_is_room(tmp_path: Path) -> None:
+    _left_behind(tmp_path, ("queued",))
+    pages, said = "PRAGMA max_page_count", list[str]()
+
+    async def ask(server: Server) -> Job | str:
+        try:
+            return await server.submit(server.models[0], {"prompt": "x" * 20_000, "seed": 1})
+        except OutputError as error:
+            return str(error)
+
+    async def serve() -> None:
+        model = picture_model("shapes", nproc=1, strategies=(), loras={})
+        ranks = Ranks()
+        server = Server(models=(model,), folder=tmp_path, runner=RankRunner(run=ranks.run, host="127.0.0.1"))
+        ranks.jobs = server.jobs
+        server.open()
+        await server.start()
+        try:
+            async with asyncio.timeout(30):
+                while any(not job.has_ended for job in server.jobs.values()):
+                    await asyncio.sleep(0.005)
+            server.journal._database.execute(f"{pages} = 1")  # the least that sqlite takes is what there is
+            for _ in range(5):
+                said.append(str(await ask(server)))
+            assert list(server.jobs) == ["image_0"]
+            server.save(server.jobs["image_0"])  # a change of a job that is known is kept for later
+            server.journal._database.execute(f"{pages} = 1000000")
+            job = await ask(server)
+            assert isinstance(job, Job)
+            async with asyncio.timeout(30):
+                async for _ in server.watchers.changes(job, 0.1):
+                    pass
+            assert job.status == "completed"
+        finally:
+            await server.close()
+
+    asyncio.run(serve())
+    assert all("cannot be written" in line and "full" in line for line in said)
+
+
+def test_a_server_that_ends_takes_no_more_and_finishes_what_runs(tmp_path: Path) -> None:
+    _left_behind(tmp_path, ("queued", "queued"))
+    ranks, seen = Ranks(deaths=1), list[ApiError]()
+    ranks.may_die.clear()
+
+    def leave(server: Server) -> None:
+        server.leave(60.0)
+        running, waiting = server.jobs["image_0"], server.jobs["image_1"]
+        assert not server.leaves(running)
+        assert server.leaves(waiting)
+        try:
+            asyncio.get_running_loop().create_task(server.submit(server.models[0], {"prompt": "a"})).add_done_callback(
+                lambda task: seen.append(task.exception())
+            )
+        finally:
+            ranks.may_die.set()
+
+    job, _ = _served(tmp_path, ranks, meanwhile=leave)
+    assert job.status == "completed"
+    assert seen[0].status == 503
+    assert seen[0].headers["Retry-After"] == "5"

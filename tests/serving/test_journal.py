@@ -34,7 +34,7 @@ def test_a_job_comes_back_as_it_was(tmp_path: Path) -> None:
     second = replace(_JOB, id="image_0", created_at=1.0)
     journal.write(second)
     assert journal.read() == [second, _JOB]
-    journal.remove("image_0")
+    journal.remove(["image_0"])
     assert journal.read() == [_JOB]
     journal.close()
 

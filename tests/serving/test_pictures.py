@@ -133,7 +133,7 @@ def test_other_formats_hold_the_same_picture(client: openai.OpenAI) -> None:
         ({"extra_body": {"save_path": "/etc/passwd"}}, openai.BadRequestError, "save_path is not known"),
         ({"extra_body": {"seed": -1}}, openai.BadRequestError, "seed"),
         ({"extra_body": {"lora": "unheard-of"}}, openai.BadRequestError, "no adapter"),
-        ({"quality": "hd"}, openai.BadRequestError, "quality"),
+        ({"quality": "best"}, openai.BadRequestError, "quality"),
     ],
 )
 def test_what_cannot_be_made_is_refused_in_a_sentence(

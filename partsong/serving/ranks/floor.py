@@ -16,7 +16,7 @@ from partsong.parallel.hooks.model_hooks import as_called
 from partsong.serving.messages import JobWork, Spent
 from partsong.serving.ranks.orders import Orders, compare_ranks, share_failures
 from partsong.serving.ranks.outcome import TurnOutcome
-from partsong.serving.ranks.paused_job import PausedJob
+from partsong.serving.ranks.paused_job import PausedJob, refused
 from partsong.serving.ranks.served_model import ServedModel
 from partsong.serving.ranks.whole_job import WholeJob
 
@@ -108,12 +108,13 @@ class Floor:
         try:
             with torch.no_grad():
                 output = as_called(self._model.denoiser, jobs[0].positions)(**named)
-        except DistributedError:  # another rank is gone, and this one cannot continue
+        except (DistributedError, torch.AcceleratorError):  # another rank or the device is gone: only a restart helps
             raise
-        except PartsongError as error:  # refused on all ranks alike
+        except Exception as error:  # noqa: BLE001 - any model can fail in any way; mostly on all ranks alike
+            self._mesh.abandon()  # if it failed here alone, the next exchange says so, and the ranks start anew
             for job in jobs:
                 self._end(job.work.id)
-                outcome.failed[job.work.id] = error
+                outcome.failed[job.work.id] = refused(type(self._model.pipe).__name__, error)
             return
         for index, job in enumerate(jobs):
             part = output if len(jobs) == 1 else joined.part(output, nums, index)

@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from partsong.errors import DistributedError, OutputError, PartsongError
+import torch
+
+from partsong.errors import DistributedError, OutputError
 from partsong.jobs.video_run import sample_video
 from partsong.parallel import Mesh, Plan
 from partsong.samplers.generate import can_stream, generate
@@ -52,11 +54,10 @@ class WholeJob:
             outcome.done.append(work.id)
         except _Dropped:
             outcome.dropped.append(work.id)
-        except (DistributedError, OutputError):  # raised on this rank only: the others wait for it in an exchange
-            raise
-        except PartsongError as error:
-            outcome.failed[work.id] = error
-        except (TypeError, ValueError) as error:  # raised on all ranks alike, before any exchange
+        except (DistributedError, OutputError, torch.AcceleratorError):
+            raise  # here only: the others wait for this rank in an exchange
+        except Exception as error:  # noqa: BLE001 - any pipeline can fail in any way; mostly on all ranks alike
+            self._mesh.abandon()
             outcome.failed[work.id] = refused(type(self._model.pipe).__name__, error)
 
     def _sample(self, plan: Plan) -> None:

@@ -1,0 +1,102 @@
+"""Checks how a server treats connections, on a socket of its own in a thread, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from partsong.serving import web
+from partsong.serving.server import Server
+from tests.serving.running import running
+
+HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    """Where a server listens that cuts idle connections after a third of a second and holds eight."""
+    monkeypatch.setattr(web, "_HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(web, "_MOST", 8)
+    monkeypatch.setattr(web, "_raise_file_limit", lambda most: most)
+    settings = web.WebSettings(host="127.0.0.1", port=0)
+    serving, listener = web._listening(Server(models=(), folder=tmp_path), settings)
+    thread = threading.Thread(target=serving.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield listener.getsockname()
+    serving.should_exit = True
+    thread.join()
+
+
+def _is_cut(line: socket.socket) -> bool:
+    """Whether the server closes a connection within a few seconds."""
+    line.settimeout(5.0)
+    with contextlib.suppress(ConnectionError):
+        while data := line.recv(1 << 16):
+            assert data
+    return True
+
+
+@pytest.mark.parametrize("begins", [b"", HEAD, HEAD + b"\r\n" + HEAD])
+def test_a_head_that_does_not_come_is_not_waited_for(address: tuple[str, int], begins: bytes) -> None:
+    with socket.create_connection(address) as line:
+        line.sendall(begins)
+        assert _is_cut(line)
+
+
+def test_a_kept_connection_answers_again(address: tuple[str, int]) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{address[1]}") as client:
+        assert [client.get("/health").status_code for _ in range(5)] == [200] * 5
+
+
+def test_idle_connections_leave_room_for_a_probe(address: tuple[str, int]) -> None:
+    lines = [socket.create_connection(address) for _ in range(40)]
+    try:
+        assert httpx.get(f"http://127.0.0.1:{address[1]}/health", timeout=5.0).status_code == 200
+    finally:
+        for line in lines:
+            line.close()
+
+
+def test_http_1_0_needs_no_host(address: tuple[str, int]) -> None:
+    with socket.create_connection(address) as line:
+        line.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert b" 200 " in line.recv(1 << 16)
+
+
+def test_lines_of_the_log() -> None:
+    record = logging.LogRecord("partsong.serving.access", logging.INFO, "", 0, "%s", ("GET /health 200",), None)
+    assert web._Lines(as_json=False).format(record).endswith("Z info GET /health 200")
+    record.facts = {"method": "GET", "path": "/health", "status": 200}
+    line = json.loads(web._Lines(as_json=True).format(record))
+    assert (line["level"], line["path"], line["status"]) == ("info", "/health", 200)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_server_that_is_asked_to_end_finishes_what_runs(tmp_path: Path) -> None:
+    with running(tmp_path, "--model", "shapes", "--max-active", "1", "--grace", "60") as server:
+        server.wait_ready()
+        statuses: dict[str, int] = {}
+
+        def ask(name: str) -> None:
+            body = {"prompt": name, "num_inference_steps": 50}
+            statuses[name] = httpx.post(f"{server.url}/v1/images/generations", json=body, timeout=120).status_code
+
+        threads = [threading.Thread(target=ask, args=(name,)) for name in ("first", "second", "third")]
+        for number, thread in enumerate(threads):
+            thread.start()
+            server.wait(lambda wanted=number + 1: len(server.json("/v1/jobs")["data"]) == wanted)
+        server.wait(lambda: any(job["step"] for job in server.json("/v1/jobs")["data"]))
+        assert server.stop() == 0
+        for thread in threads:
+            thread.join()
+    assert sorted(statuses.values()) == [200, 503, 503]
+    assert not any("Traceback" in line for line in server.lines)
