@@ -1,0 +1,38 @@
+"""Lists the stages, and says what this machine has."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from partsong.evals.gpu.attention_kernels import attention_kernels
+from partsong.evals.gpu.backends import backends
+from partsong.evals.gpu.drills import drills
+from partsong.evals.gpu.every_strategy import every_strategy
+from partsong.evals.gpu.findings import Equipment, Trial
+from partsong.evals.gpu.small_kernels import small_kernels
+from partsong.jobs.machine import describe_machine
+
+__all__ = ["TRIALS", "equipment_here", "machine_facts"]
+
+#: The stages in their order: what is right comes before what is fast.
+TRIALS = (
+    Trial("backends", 60, backends),
+    Trial("attention", 120, attention_kernels),
+    Trial("small", 90, small_kernels),
+    Trial("strategies", 180, every_strategy),
+    Trial("drills", 150, drills),
+)
+
+
+def equipment_here() -> Equipment:
+    """Returns what this machine has, or a CPU where ``PARTSONG_DEVICE=cpu`` asks for that."""
+    gpus = 0 if os.environ.get("PARTSONG_DEVICE") == "cpu" else torch.cuda.device_count()
+    return Equipment(gpus, torch.cuda.get_device_properties(0).name) if gpus else Equipment()
+
+
+def machine_facts() -> dict[str, Any]:
+    """Returns what ``partsong env`` tells."""
+    return describe_machine()
