@@ -19,7 +19,7 @@ from partsong.evals.gpu.trials import TRIALS, equipment_here, machine_facts
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the stages and returns the exit code: 1 where a row is not ok, 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m partsong.evals.gpu", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=480.0, help="for all stages together")
+    parser.add_argument("--seconds", type=float, default=driver.USUAL_SECONDS, help="for all stages")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="file to write, after every stage")
     parser.add_argument("--stages", default="", help=f"some of {','.join(trial.name for trial in TRIALS)}")
     asked = parser.parse_args(arguments)

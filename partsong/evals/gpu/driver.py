@@ -23,6 +23,8 @@ __all__ = ["chosen", "run", "summary"]
 
 logger = logging.getLogger(__name__)
 
+#: What the limits of stages are made for; with more seconds for all of them, each has more.
+USUAL_SECONDS = 480.0
 #: Seconds that a process which has told all may take to end.
 GRACE = 10.0
 
@@ -49,7 +51,7 @@ def run(
     Args:
         trials: in the order in which they run.
         equipment: what they run on.
-        seconds: for all of them together.
+        seconds: for all of them together; more than usual gives each stage more, too.
         out: file that is written after every stage.
         machine: facts that are written beside the rows.
 
@@ -61,7 +63,8 @@ def run(
     for trial in trials:
         begin = time.monotonic()
         left = seconds - (begin - start)
-        found = [finding.row(trial.name) for finding in _findings(trial, equipment, left)]
+        limit = min(left, trial.seconds * max(1.0, seconds / USUAL_SECONDS))
+        found = [finding.row(trial.name) for finding in _findings(trial, equipment, limit)]
         rows += found
         spent[trial.name] = round(time.monotonic() - begin, 1)
         logger.info("%s, after %.0f s", summary(found), time.monotonic() - start)
@@ -69,14 +72,14 @@ def run(
     return rows
 
 
-def _findings(trial: Trial, equipment: Equipment, left: float) -> Iterator[Finding]:
+def _findings(trial: Trial, equipment: Equipment, limit: float) -> Iterator[Finding]:
     if equipment.gpus < trial.gpus:
         found = f"found {equipment.gpus}" if equipment.gpus else "no GPU"
         yield skipped("stage", found if trial.gpus == 1 else f"it needs {trial.gpus} GPUs, {found}")
-    elif left <= 0.0:
+    elif limit <= 0.0:
         yield Finding("stage", "not run: the time of all stages is used up", "runs", False)
     else:
-        yield from _in_process(trial, equipment, min(trial.seconds, left))
+        yield from _in_process(trial, equipment, limit)
 
 
 def _in_process(trial: Trial, equipment: Equipment, limit: float) -> Iterator[Finding]:
@@ -137,7 +140,5 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
         left_out = sum(str(row["value"]).startswith("skipped: ") for row in mine)
         counts = ((good, "ok"), (bad, "NOT OK"), (len(mine) - good - bad - left_out, "measured"), (left_out, "skipped"))
         lines.append(f"{stage}: " + ", ".join(f"{count} {what}" for count, what in counts if count))
-        lines += [
-            f"  {row['check']}: {row['value']}, expected {row['expected']}" for row in mine if row["ok"] is False
-        ]
+        lines += [f"  {row['check']}: {row['value']}, expected {row['expected']}" for row in mine if row["ok"] is False]
     return "\n".join(lines)

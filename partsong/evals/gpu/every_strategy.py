@@ -85,7 +85,9 @@ def _on_ranks(name: str, dtype: torch.dtype, device: str, labels: Sequence[str])
     quiet_libraries()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     findings, row = list[Finding](), TINY[name]
-    with Mesh(data=int(os.environ["WORLD_SIZE"]), device=device) as world:  # keeps the ranks connected from one mesh to the next
+    with Mesh(
+        data=int(os.environ["WORLD_SIZE"]), device=device
+    ) as world:  # keeps the ranks connected from one mesh to the next
         pipe = row.make(world.device, dtype)
         backend = dist.get_backend()
         for label in labels:
@@ -107,9 +109,9 @@ def _compared(
 
     want = _tensor(pipe(**arguments()))
     try:
-        with Mesh(**mesh_for(mix, world.world_size), device=world.device.type) as mesh:
-            with parallelize(pipe, *mix, mesh=mesh) as plan:
-                got = _tensor(generate(plan, **arguments()))
+        mesh = Mesh(**mesh_for(mix, world.world_size), device=world.device.type)
+        with mesh, parallelize(pipe, *mix, mesh=mesh) as plan:
+            got = _tensor(generate(plan, **arguments()))
     except PartsongError as error:
         return holds(check, False, f"{type(error).__name__}: {error}", "no error")
     apart = agree(world.axis("data"), [distance([got], [want])])

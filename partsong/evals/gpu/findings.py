@@ -74,9 +74,9 @@ class Trial:
     gpus: int = 0
 
 
-def at_most(check: str, value: float, bound: float) -> Finding:
-    """Expects a value up to a bound; not a number is above it."""
-    return Finding(check, value, f"<= {bound:g}", bool(value <= bound))
+def at_most(check: str, value: float, bound: float | None) -> Finding:
+    """Expects a value up to a bound, and not NaN; None is no bound."""
+    return told(check, value) if bound is None else Finding(check, value, f"<= {bound:g}", bool(value <= bound))
 
 
 def at_least(check: str, value: float, bound: float | None) -> Finding:

@@ -27,6 +27,9 @@ def _norm_cases(equipment: Equipment, new: _Maker) -> dict[str, tuple[Callable[.
     mean, variance = new(2, 4), new(2, 4).abs()
     by_channel = (new(channels), new(channels))
 
+    def apply(*given: Tensor) -> Tensor:
+        return kernels.group_norm_apply(*given, 1e-5)
+
     def rotary(interleaved: bool, norm: Any) -> Callable[..., Any]:
         def call(q: Tensor, k: Tensor, weight: Tensor, turn: Tensor) -> Any:
             return kernels.rms_norm_rotary(
@@ -44,14 +47,14 @@ def _norm_cases(equipment: Equipment, new: _Maker) -> dict[str, tuple[Callable[.
             lambda x: kernels.group_norm_stats(x, 4),
             (pictures.to(memory_format=torch.channels_last),),
         ),
-        "group_norm_apply": (lambda *given: kernels.group_norm_apply(*given, 1e-5), (pictures, mean, variance, *by_channel)),
+        "group_norm_apply": (apply, (pictures, mean, variance, *by_channel)),
         "adaptive_layer_norm": (kernels.adaptive_layer_norm, (x, shift, scale)),
         "adaptive_layer_norm with a weight": (adaptive, (x, shift, scale, weight, bias)),
         "residual_adaptive_layer_norm": (kernels.residual_adaptive_layer_norm, (x, rest, gate, shift, scale)),
         "rms_norm_rotary of neighbours": (rotary(True, "head"), (q, k, new(of_head), turn)),
         "rms_norm_rotary of halves": (rotary(False, "head"), (q, k, new(of_head), turn)),
         "rms_norm_rotary over tokens": (rotary(True, "token"), (q, k, new(heads * of_head), turn)),
-    }  # fmt: skip
+    }
 
 
 def _head_cases(equipment: Equipment, new: _Maker) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:

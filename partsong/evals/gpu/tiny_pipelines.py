@@ -153,7 +153,8 @@ def _stable_diffusion() -> Any:
     )
     parts = dict.fromkeys(("text_encoder", "tokenizer", "safety_checker", "feature_extractor"))
     scheduler = DDIMScheduler(clip_sample=False)
-    return StableDiffusionPipeline(vae=_autoencoder(), unet=unet, scheduler=scheduler, **parts, requires_safety_checker=False)  # fmt: skip
+    known = {"vae": _autoencoder(), "unet": unet, "scheduler": scheduler, "requires_safety_checker": False}
+    return StableDiffusionPipeline(**known, **parts)
 
 
 def _stable_call(device: Any, dtype: torch.dtype, *, samples: int = 1, steps: int = 2, prompt: int = 0) -> dict:

@@ -11,8 +11,15 @@ from partsong.evals.gpu.attention_kernels import attention_kernels
 from partsong.evals.gpu.backends import backends
 from partsong.evals.gpu.drills import drills
 from partsong.evals.gpu.every_strategy import every_strategy
+from partsong.evals.gpu.exchanges import exchanges
 from partsong.evals.gpu.findings import Equipment, Trial
+from partsong.evals.gpu.flux import calibration, flux
+from partsong.evals.gpu.host import host
+from partsong.evals.gpu.nccl import meshes, nccl
 from partsong.evals.gpu.small_kernels import small_kernels
+from partsong.evals.gpu.speeds import speeds
+from partsong.evals.gpu.steps import steps
+from partsong.evals.gpu.texts import texts
 from partsong.jobs.machine import describe_machine
 
 __all__ = ["TRIALS", "equipment_here", "machine_facts"]
@@ -21,9 +28,18 @@ __all__ = ["TRIALS", "equipment_here", "machine_facts"]
 TRIALS = (
     Trial("backends", 60, backends),
     Trial("attention", 120, attention_kernels),
-    Trial("small", 90, small_kernels),
-    Trial("strategies", 180, every_strategy),
-    Trial("drills", 150, drills),
+    Trial("small", 60, small_kernels),
+    Trial("nccl", 40, nccl, gpus=1),
+    Trial("meshes", 60, meshes),
+    Trial("strategies", 150, every_strategy),
+    Trial("drills", 120, drills),
+    Trial("host", 60, host),
+    Trial("speeds", 60, speeds),
+    Trial("exchange", 60, exchanges),
+    Trial("flux", 90, flux),
+    Trial("calibration", 60, calibration),
+    Trial("text", 60, texts),
+    Trial("steps", 150, steps),
 )
 
 
