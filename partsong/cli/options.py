@@ -323,10 +323,12 @@ class EvalSuite:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Common):
-    """Measure strategies against one process, kernels against each other, or ParScale against wider models."""
+    """Measure strategies, kernels or ParScale against what they are to replace, or share what was measured of GPUs."""
 
-    name: Annotated[Literal["image", "kernels", "parscale"], tyro.conf.Positional]
-    """What to measure."""
+    name: Annotated[Literal["image", "kernels", "parscale", "share"], tyro.conf.Positional]
+    """What to measure; share writes an anonymous copy of FILE beside it, to attach to an issue."""
+    file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
+    """share: what `make gpu` wrote on this machine."""
     repeats: Positive = 5
     """How often to time each case; the median counts."""
     tokens: Annotated[tuple[int, ...], Whole(1), tyro.conf.arg(metavar="N ...")] = ()

@@ -58,7 +58,7 @@ def drills(equipment: Equipment) -> Iterator[Finding]:
             try:
                 launch(_on_rank, 2, how, equipment.device, str(file))
             except PartsongError as error:
-                told = f"{type(error).__name__}: {error}" + "".join(getattr(error, "__notes__", ()))
+                told = "\n".join((f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
             seconds = time.time() - float(file.read_text())
         words = (_FAILS.get(how) or _ASKS[how])[1]
         yield holds(f"{how} is told", words in told, told.splitlines()[0], f"an error with {words!r}")
