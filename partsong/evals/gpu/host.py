@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from partsong.errors import PartsongError
 from partsong.evals.gpu.every_strategy import MIXES
 from partsong.evals.gpu.findings import Equipment, Finding, at_most, holds, skipped, told
 from partsong.evals.gpu.host_cost import measured
@@ -61,8 +62,11 @@ def _steps_of(name: str, equipment: Equipment) -> Iterator[Finding]:
         if (reason := next((why for each in mix if (why := each.refuses(adapter_for(model)))), None)) is not None:
             yield skipped(check, reason)
             continue
-        with mirrored(2, mix, equipment.device) as mesh, parallelize(model, *mix, mesh=mesh):
-            place = _wait_in(model, args, named, equipment)
+        try:
+            with mirrored(2, mix, equipment.device) as mesh, parallelize(model, *mix, mesh=mesh):
+                place = _wait_in(model, args, named, equipment)
+        except PartsongError as error:
+            place = str(error)
         if equipment.gpus:
             yield holds(check, place in ("", alone), place or "none", "none")
         else:

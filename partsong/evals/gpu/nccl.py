@@ -32,7 +32,7 @@ def nccl(equipment: Equipment) -> Iterator[Finding]:
     torch.cuda.synchronize()
     yield told("seconds until the first message has arrived", round(time.monotonic() - start, 2))
     for dtype in DTYPES:
-        sent = torch.arange(1000, device=device).remainder(2).to(dtype)
+        sent = torch.arange(1000, device=device).remainder(2).float().to(dtype)
         got = torch.zeros_like(sent)
         for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, got, 0), dist.P2POp(dist.isend, sent, 0)]):
             work.wait()
