@@ -40,10 +40,11 @@ _FAILS: Mapping[str, tuple[Callable[[], None], str]] = {
     "SIGKILL": (_send("SIGKILL"), "rank 1"),
     "SIGSTOP": (_send("SIGSTOP"), "rank 1"),
 }
-#: What the victim asks for instead.
+#: What the victim asks for instead; the first latents of another number of steps are others.
+_OTHER = "rank 1 was given another"
 _ASKS: Mapping[str, tuple[dict[str, Any], str]] = {
-    "another prompt": ({"prompt": 1}, "prompt_embeds"),
-    "another step count": ({"steps": 5}, "num_inference_steps"),
+    "another prompt": ({"prompt": 1}, _OTHER),
+    "another step count": ({"steps": 5}, _OTHER),
 }
 DRILLS = (*_FAILS, *_ASKS)
 
