@@ -18,6 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from partsong.evals.gpu.host_cost import Arrived
 from partsong.parallel import Mesh, Strategy, mesh_for
+from partsong.parallel.ranks.health import Heartbeat
 
 __all__ = ["mirrored"]
 
@@ -33,12 +34,14 @@ def mirrored(ranks: int, mix: Sequence[Strategy], device: str) -> Iterator[Mesh]
         "all_reduce": _all_reduce,
         "all_gather_object": _gather_objects,
     }
+    Heartbeat.current = Heartbeat(None, 0, ranks)  # there is nobody to watch
     try:
         with contextlib.ExitStack() as stack:
             for name, post in posts.items():
                 stack.enter_context(mock.patch.object(dist, name, post))
             yield stack.enter_context(Mesh(**mesh_for(mix, ranks), device=device))
     finally:
+        Heartbeat.current = None
         dist.destroy_process_group()
 
 

@@ -152,7 +152,7 @@ def _stable_diffusion() -> Any:
         norm_num_groups=8,
     )
     parts = dict.fromkeys(("text_encoder", "tokenizer", "safety_checker", "feature_extractor"))
-    scheduler = DDIMScheduler(clip_sample=False)
+    scheduler = DDIMScheduler(clip_sample=False, steps_offset=1)
     known = {"vae": _autoencoder(), "unet": unet, "scheduler": scheduler, "requires_safety_checker": False}
     return StableDiffusionPipeline(**known, **parts)
 
