@@ -43,7 +43,7 @@ def build(equipment: Equipment) -> nn.Module:
     from diffusers import FluxTransformer2DModel
 
     with torch.device("meta"):
-        model = FluxTransformer2DModel(guidance_embeds=True, **equipment.pick({}, _TINY))
+        model: Any = FluxTransformer2DModel(guidance_embeds=True, **equipment.pick({}, _TINY))
     model = model.to(equipment.pick(torch.bfloat16, torch.float32)).to_empty(device=equipment.device).eval()
     torch.manual_seed(0)
     for parameter in model.parameters():
@@ -139,8 +139,9 @@ def _generations(model: nn.Module, equipment: Equipment) -> Iterator[Finding]:
     """Compares whole generations: with every second step left out, and with several steps solved for at a time."""
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
-    texts = dict.fromkeys(("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "vae"))
-    pipe = FluxPipeline(scheduler=FlowMatchEulerDiscreteScheduler(), transformer=model, **texts)
+    parts: dict[str, Any] = dict.fromkeys(("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "vae"))
+    parts["transformer"] = model
+    pipe = FluxPipeline(scheduler=FlowMatchEulerDiscreteScheduler(), **parts)
     pipe.set_progress_bar_config(disable=True)
     given, side = call(equipment), equipment.pick(1024, 128)
     asked: dict[str, Any] = {

@@ -86,7 +86,7 @@ def _call_of(pipe: Any, model: Any, arguments: dict[str, Any]) -> tuple[Any, dic
 
 def _wait_in(model: Any, args: Any, named: dict[str, Any], equipment: Equipment) -> str:
     """Runs steps and returns where the host of a GPU waited in their last half; empty for nowhere."""
-    time = named.get("timestep", args[1] if len(args) > 1 else None)
+    time: Any = named["timestep"] if "timestep" in named else args[1]
     times = [time * (1.0 - 0.05 * step) for step in range(STEPS)]
     try:
         for step, moment in enumerate(times):

@@ -27,8 +27,8 @@ def _norm_cases(equipment: Equipment, new: _Maker) -> dict[str, tuple[Callable[.
     mean, variance = new(2, 4), new(2, 4).abs()
     by_channel = (new(channels), new(channels))
 
-    def apply(*given: Tensor) -> Tensor:
-        return kernels.group_norm_apply(*given, 1e-5)
+    def apply(*given: Any) -> Tensor:
+        return kernels.group_norm_apply(*given, eps=1e-5)
 
     def rotary(interleaved: bool, norm: Any) -> Callable[..., Any]:
         def call(q: Tensor, k: Tensor, weight: Tensor, turn: Tensor) -> Any:

@@ -79,7 +79,7 @@ def _flux() -> Any:
         pooled_projection_dim=8,
         axes_dims_rope=(4, 6, 6),
     )
-    texts = dict.fromkeys(("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))
+    texts: dict[str, Any] = dict.fromkeys(("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))
     scheduler = FlowMatchEulerDiscreteScheduler()
     return FluxPipeline(scheduler=scheduler, vae=_autoencoder(shift_factor=0.1), transformer=transformer, **texts)
 
@@ -129,7 +129,8 @@ def _wan() -> Any:
         latents_std=[1.0] * 4,
     )
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
-    return WanPipeline(transformer=transformer, vae=vae, scheduler=scheduler, tokenizer=None, text_encoder=None)
+    parts: dict[str, Any] = {"scheduler": scheduler, "tokenizer": None, "text_encoder": None}
+    return WanPipeline(transformer=transformer, vae=vae, **parts)
 
 
 def _wan_call(device: Any, dtype: torch.dtype, *, samples: int = 1, steps: int = 2, prompt: int = 0) -> dict[str, Any]:
@@ -151,7 +152,7 @@ def _stable_diffusion() -> Any:
         attention_head_dim=4,
         norm_num_groups=8,
     )
-    parts = dict.fromkeys(("text_encoder", "tokenizer", "safety_checker", "feature_extractor"))
+    parts: dict[str, Any] = dict.fromkeys(("text_encoder", "tokenizer", "safety_checker", "feature_extractor"))
     scheduler = DDIMScheduler(clip_sample=False, steps_offset=1)
     known = {"vae": _autoencoder(), "unet": unet, "scheduler": scheduler, "requires_safety_checker": False}
     return StableDiffusionPipeline(**known, **parts)
