@@ -80,5 +80,5 @@ def _all_reduce(part: Tensor, **options: Any) -> Any:
     return Arrived()
 
 
-def _gather_objects(target: list[Any], value: Any) -> None:
+def _gather_objects(target: list[Any], value: Any, **options: Any) -> None:
     target[:] = [value] * len(target)
