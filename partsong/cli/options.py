@@ -326,14 +326,13 @@ class Bench(Common):
     """Measure strategies, kernels or ParScale against what they are to replace, or share what was measured of GPUs."""
 
     name: Annotated[Literal["image", "kernels", "parscale", "share"], tyro.conf.Positional]
-    """What to measure; share writes an anonymous copy of FILE beside it, to attach to an issue."""
+    """What to measure, or share: to write an anonymous copy of what `make gpu` wrote, for an issue."""
     file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
-    """share: what `make gpu` wrote on this machine."""
+    """share: the file."""
     repeats: Positive = 5
     """How often to time each case; the median counts."""
     tokens: Annotated[tuple[int, ...], Whole(1), tyro.conf.arg(metavar="N ...")] = ()
-    """Numbers of tokens, one section of the table each. If not given: 1024 and 4096 for image; 1024 to 65536 for
-    kernels, or 1024 on a CPU; and a prompt of 256 for parscale."""
+    """Numbers of tokens, a section each: else 1024 and 4096, 1024 to 65536 for kernels (CPU: 1024), 256 for parscale."""
     nproc: Count = None
     """image: how many ranks, one thread each; 2 if not given."""
     models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()

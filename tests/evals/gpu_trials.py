@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import torch
 
 from partsong.evals.gpu.compared import distance
-from partsong.evals.gpu.findings import Equipment, Finding, Trial, at_most, told
+from partsong.evals.gpu.findings import Equipment, Finding, Trial, at_most, stated
 
 
 def right(equipment: Equipment) -> Iterator[Finding]:
     yield at_most("sum", 1.0, 2.0)
-    yield told("device", equipment.device)
+    yield stated("device", equipment.device)
 
 
 def wrong(equipment: Equipment) -> Iterator[Finding]:
@@ -26,16 +26,16 @@ def wrong(equipment: Equipment) -> Iterator[Finding]:
 
 def endless(equipment: Equipment) -> Iterator[Finding]:
     threading.Event().wait()
-    yield told("never", 0)
+    yield stated("never", 0)
 
 
 def dying(equipment: Equipment) -> Iterator[Finding]:
-    yield told("before it died", 7)
+    yield stated("before it died", 7)
     os._exit(3)
 
 
 def raising(equipment: Equipment) -> Iterator[Finding]:
-    yield told("before it raised", 7)
+    yield stated("before it raised", 7)
     raise ValueError("bad luck")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partsong.evals.gpu.findings import Equipment, Finding, holds, told
+from partsong.evals.gpu.findings import Equipment, Finding, holds, stated
 from partsong.kernels import available
 
 __all__ = ["REQUIRED", "backends"]
@@ -19,4 +19,4 @@ def backends(equipment: Equipment) -> Iterator[Finding]:
         if name in REQUIRED[equipment.device]:
             yield holds(name, usable, reason or "usable", "usable")
         else:
-            yield told(name, reason or "usable")
+            yield stated(name, reason or "usable")

@@ -55,15 +55,15 @@ def drills(equipment: Equipment) -> Iterator[Finding]:
         if how.startswith("SIG") and not hasattr(signal, how):
             continue  # Windows cannot stop a process
         with tempfile.TemporaryDirectory() as folder:
-            file, told = Path(folder) / "failed at", "no error"
+            file, text = Path(folder) / "failed at", "no error"
             try:
                 launch(_on_rank, 2, how, equipment.device, str(file))
             except PartsongError as error:
-                told = "\n".join((f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
+                text = "\n".join((f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
             seconds = time.time() - float(file.read_text())
         words = (_FAILS.get(how) or _ASKS[how])[1]
-        yield holds(f"{how} is told", words in told, told.splitlines()[0], f"an error with {words!r}")
-        yield at_most(f"{how}: seconds until it is told", round(seconds, 1), NAMED)
+        yield holds(f"{how} is reported", words in text, text.splitlines()[0], f"an error with {words!r}")
+        yield at_most(f"{how}: seconds until it is reported", round(seconds, 1), NAMED)
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 #: What the limits of stages are made for; with more seconds for all of them, each has more.
 USUAL_SECONDS = 480.0
-#: Seconds that a process which has told all may take to end.
+#: Seconds that a process may take to end after its last row.
 GRACE = 10.0
 
 
@@ -64,18 +64,18 @@ def run(
         begin = time.monotonic()
         left = seconds - (begin - start)
         limit = min(left, trial.seconds * max(1.0, seconds / USUAL_SECONDS))
-        found = [finding.row(trial.name) for finding in _findings(trial, equipment, limit)]
-        rows += found
+        mine = [finding.row(trial.name) for finding in _findings(trial, equipment, limit)]
+        rows += mine
         spent[trial.name] = round(time.monotonic() - begin, 1)
-        logger.info("%s, after %.0f s", summary(found), time.monotonic() - start)
+        logger.info("%s, after %.0f s", summary(mine), time.monotonic() - start)
         write_json(out, {"command": "gpu", "machine": machine, "seconds": spent, "rows": rows})
     return rows
 
 
 def _findings(trial: Trial, equipment: Equipment, limit: float) -> Iterator[Finding]:
     if equipment.gpus < trial.gpus:
-        found = f"found {equipment.gpus}" if equipment.gpus else "no GPU"
-        yield skipped("stage", found if trial.gpus == 1 else f"it needs {trial.gpus} GPUs, {found}")
+        there = f"found {equipment.gpus}" if equipment.gpus else "no GPU"
+        yield skipped("stage", there if trial.gpus == 1 else f"it needs {trial.gpus} GPUs, {there}")
     elif limit <= 0.0:
         yield Finding("stage", "not run: the time of all stages is used up", "runs", False)
     else:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from partsong.evals.gpu.findings import Equipment, Finding, at_least, at_most, holds, told
+from partsong.evals.gpu.findings import Equipment, Finding, at_least, at_most, holds, stated
 from partsong.parallel import Mesh, launch
 from partsong.parallel.ranks.collectives import agree, exchange, fused_all_to_all
 from partsong.parallel.ranks.mesh import Axis
@@ -37,7 +37,7 @@ def exchanges(equipment: Equipment) -> Iterator[Finding]:
         yield at_most(f"{name}: seconds by those of all_to_all_single", ours / theirs, 1.5 if equipment.gpus else None)
         rate = (nproc - 1) * size / ours / 1e9
         yield at_least(f"{name}: GB/s", round(rate, 3), known[0] if known and size == sizes[-1] else None)
-    yield told("ranks", nproc)
+    yield stated("ranks", nproc)
 
 
 def _on_ranks(device: str, sizes: Sequence[int]) -> list[tuple[float, float, bool]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-__all__ = ["Equipment", "Finding", "Trial", "at_least", "at_most", "holds", "skipped", "told"]
+__all__ = ["Equipment", "Finding", "Trial", "at_least", "at_most", "holds", "skipped", "stated"]
 
 _T = TypeVar("_T")
 
@@ -76,12 +76,12 @@ class Trial:
 
 def at_most(check: str, value: float, bound: float | None) -> Finding:
     """Expects a value up to a bound, and not NaN; None is no bound."""
-    return told(check, value) if bound is None else Finding(check, value, f"<= {bound:g}", bool(value <= bound))
+    return stated(check, value) if bound is None else Finding(check, value, f"<= {bound:g}", bool(value <= bound))
 
 
 def at_least(check: str, value: float, bound: float | None) -> Finding:
     """Expects a value from a bound on; None is no bound."""
-    return told(check, value) if bound is None else Finding(check, value, f">= {bound:g}", bool(value >= bound))
+    return stated(check, value) if bound is None else Finding(check, value, f">= {bound:g}", bool(value >= bound))
 
 
 def holds(check: str, ok: bool, value: Any, expected: str) -> Finding:
@@ -89,7 +89,7 @@ def holds(check: str, ok: bool, value: Any, expected: str) -> Finding:
     return Finding(check, value, expected, ok)
 
 
-def told(check: str, value: Any) -> Finding:
+def stated(check: str, value: Any) -> Finding:
     """Tells a value that nothing is expected of."""
     return Finding(check, value)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partsong.evals.gpu.findings import Equipment, Finding, at_least, at_most, holds, skipped, told
+from partsong.evals.gpu.findings import Equipment, Finding, at_least, at_most, holds, skipped, stated
 from partsong.evals.gpu.mirrored import mirrored
 from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import Mesh, Strategy, parallelize, predict_memory
@@ -95,7 +95,7 @@ def flux(equipment: Equipment) -> Iterator[Finding]:
     model, given = build(equipment), call(equipment)
     yield from _memory(model, given, equipment)
     alone = step_seconds(lambda: model(**given))
-    yield told("seconds of a step", alone)
+    yield stated("seconds of a step", alone)
     with Mesh() as mesh, parallelize(model, Ulysses(), mesh=mesh):
         ratio = step_seconds(lambda: model(**given)) / alone
     # Tiny steps are all host, so nothing is expected of their times.
@@ -107,9 +107,9 @@ def flux(equipment: Equipment) -> Iterator[Finding]:
 
 
 def _memory(model: nn.Module, given: dict[str, Any], equipment: Equipment) -> Iterator[Finding]:
-    told_memory = predict_memory(model, ranks=1, **given)
-    expected = told_memory.weights + told_memory.working + sum(x.nbytes for x in given.values())
-    yield told("GB that are predicted at the peak", expected / 1e9)
+    memory = predict_memory(model, ranks=1, **given)
+    expected = memory.weights + memory.working + sum(x.nbytes for x in given.values())
+    yield stated("GB that are predicted at the peak", expected / 1e9)
     if not equipment.gpus:
         yield skipped("GB at the peak, by those predicted", "no GPU")
         return
@@ -127,12 +127,12 @@ def _first_of_two(
     """Times the first of two ranks whose messages take no longer than a copy."""
     with mirrored(2, mix, equipment.device) as mesh, parallelize(model, *mix, mesh=mesh):
         seconds = step_seconds(lambda: model(**given))
-    yield told(f"a step on the first of two ranks, {type(mix[0]).__name__}, by one alone", seconds / alone)
+    yield stated(f"a step on the first of two ranks, {type(mix[0]).__name__}, by one alone", seconds / alone)
 
 
 def _batch(model: nn.Module, alone: float, equipment: Equipment) -> Iterator[Finding]:
     four = call(equipment, 4)
-    yield told("a step of four samples, by four steps", step_seconds(lambda: model(**four)) / (4 * alone))
+    yield stated("a step of four samples, by four steps", step_seconds(lambda: model(**four)) / (4 * alone))
 
 
 def _generations(model: nn.Module, equipment: Equipment) -> Iterator[Finding]:
@@ -158,19 +158,19 @@ def _generations(model: nn.Module, equipment: Equipment) -> Iterator[Finding]:
             return step_seconds(lambda: generate(plan, **asked, generator=torch.Generator().manual_seed(0)), 1, 1)
 
     plain = step_seconds(lambda: pipe(**asked, generator=torch.Generator().manual_seed(0)), 1, 1)
-    yield told(f"seconds of {STEPS} steps", plain)
+    yield stated(f"seconds of {STEPS} steps", plain)
     faster = plain / under(StepCache(mask="01", warmup_steps=1, keep_last=False))
     yield at_least("StepCache that leaves out every second step: times as fast", faster, equipment.pick(1.4, None))
-    yield told("TimeParallel on one rank, by the pipeline alone", under(TimeParallel(window=4)) / plain)
+    yield stated("TimeParallel on one rank, by the pipeline alone", under(TimeParallel(window=4)) / plain)
 
 
 @torch.inference_mode()
 def calibration(equipment: Equipment) -> Iterator[Finding]:
     """Measures this machine with one rank as `partsong calibrate` does, and holds a step of Flux to its prediction."""
     measured = calibrate(1)
-    yield told("spread of measured by predicted steps", measured.spread)
+    yield stated("spread of measured by predicted steps", measured.spread)
     model, given = build(equipment), call(equipment)
     predicted = replay(trace_calls(model, (), 1, given), measured.machine(1)).steady
     ratio = step_seconds(lambda: model(**given)) / predicted
     check = "a step of Flux, measured by predicted"
-    yield holds(check, 0.75 <= ratio <= 1.33, ratio, "0.75 to 1.33") if equipment.gpus else told(check, ratio)
+    yield holds(check, 0.75 <= ratio <= 1.33, ratio, "0.75 to 1.33") if equipment.gpus else stated(check, ratio)

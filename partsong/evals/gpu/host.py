@@ -11,7 +11,7 @@ import torch
 
 from partsong.errors import PartsongError
 from partsong.evals.gpu.every_strategy import MIXES
-from partsong.evals.gpu.findings import Equipment, Finding, at_most, holds, skipped, told
+from partsong.evals.gpu.findings import Equipment, Finding, at_most, holds, skipped, stated
 from partsong.evals.gpu.host_cost import measured
 from partsong.evals.gpu.mirrored import mirrored
 from partsong.evals.gpu.tiny_pipelines import TINY
@@ -44,7 +44,7 @@ def host(equipment: Equipment) -> Iterator[Finding]:
     for row in measured(equipment.pick((2, 4, 8), (2,))):
         check = f"microseconds of the host for an attention, {row['name']} at {row['ranks']} ranks"
         yield at_most(check, row["microseconds"], MOST if equipment.gpus and row["ranks"] == 2 else None)
-        yield told(f"kernels beside an attention, {row['name']} at {row['ranks']} ranks", row["launches"])
+        yield stated(f"kernels beside an attention, {row['name']} at {row['ranks']} ranks", row["launches"])
     for name in TINY:
         yield from _steps_of(name, equipment)
 
@@ -56,7 +56,7 @@ def _steps_of(name: str, equipment: Equipment) -> Iterator[Finding]:
     model = getattr(pipe, row.denoiser)
     args, named = _call_of(pipe, model, row.call(equipment.device, torch.float32, samples=2))
     alone = _wait_in(model, args, named, equipment)
-    yield told(f"{name} alone waits", alone or "never")
+    yield stated(f"{name} alone waits", alone or "never")
     for label, mix in STEADY.items():
         check = f"{label}, {name}: steps whose host waits"
         if (reason := next((why for each in mix if (why := each.refuses(adapter_for(model)))), None)) is not None:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from partsong.errors import PartsongError
-from partsong.evals.gpu.findings import Equipment, Finding, at_most, holds, told
+from partsong.evals.gpu.findings import Equipment, Finding, at_most, holds, stated
 from partsong.parallel import Mesh, launch
 from partsong.parallel.ranks.collectives import agree
 
@@ -30,7 +30,7 @@ def nccl(equipment: Equipment) -> Iterator[Finding]:
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
     dist.all_reduce(torch.ones(1, device=device))
     torch.cuda.synchronize()
-    yield told("seconds until the first message has arrived", round(time.monotonic() - start, 2))
+    yield stated("seconds until the first message has arrived", round(time.monotonic() - start, 2))
     for dtype in DTYPES:
         sent = torch.arange(1000, device=device).remainder(2).float().to(dtype)
         got = torch.zeros_like(sent)
@@ -45,17 +45,17 @@ def nccl(equipment: Equipment) -> Iterator[Finding]:
 
 def meshes(equipment: Equipment) -> Iterator[Finding]:
     """Opens and closes meshes in one process after the other, and lets a rank fail inside of one."""
-    yield told("messages go by", launch(_open_and_close, 2, equipment.device))
-    start, said = time.monotonic(), "no error"
+    yield stated("messages go by", launch(_open_and_close, 2, equipment.device))
+    start, text = time.monotonic(), "no error"
     launch(_nothing, 2)  # what starting ranks takes
     starting = time.monotonic() - start
     start = time.monotonic()
     try:
         launch(_fail_inside, 2, equipment.device)
     except PartsongError as error:
-        said = str(error)
+        text = str(error)
     seconds = time.monotonic() - start - starting
-    yield holds("an error inside of a mesh is told", "inside of a mesh" in said, said, "inside of a mesh")
+    yield holds("an error inside of a mesh is reported", "inside of a mesh" in text, text, "inside of a mesh")
     yield at_most("seconds until all ranks are gone", round(max(0.0, seconds), 1), GONE)
 
 

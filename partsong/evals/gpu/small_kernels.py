@@ -63,8 +63,8 @@ def _head_cases(equipment: Equipment, new: _Maker) -> dict[str, tuple[Callable[.
 
     def stats(**more: Any) -> Callable[..., Any]:
         def call(hidden: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
-            found = kernels.token_stats(hidden, weight, bias=bias, **more)
-            return [getattr(found, field.name) for field in fields(found)]
+            values = kernels.token_stats(hidden, weight, bias=bias, **more)
+            return [getattr(values, field.name) for field in fields(values)]
 
         return call
 

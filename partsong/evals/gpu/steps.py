@@ -7,7 +7,7 @@ from typing import Any
 
 from partsong.errors import RankError
 from partsong.evals.bench.image import run
-from partsong.evals.gpu.findings import Equipment, Finding, at_least, at_most, holds, skipped, told
+from partsong.evals.gpu.findings import Equipment, Finding, at_least, at_most, holds, skipped, stated
 
 __all__ = ["steps"]
 
@@ -47,8 +47,8 @@ def steps(equipment: Equipment) -> Iterator[Finding]:
         rows = run(**asked, peers=False)
     for row in rows:
         name = f"{row['name']}, {row['size']} tokens, {nproc} ranks"
-        yield told(f"{name}: seconds of a step", row["seconds_median"])
-        yield told(f"{name}: times as fast as one rank", row["ratio_to_serial"])
+        yield stated(f"{name}: seconds of a step", row["seconds_median"])
+        yield stated(f"{name}: times as fast as one rank", row["ratio_to_serial"])
         is_exact = not row["case"].startswith(("displaced", "serial"))
         yield at_most(f"{name}: drift", row["relative_drift"], DRIFT if is_exact else None)
     ours, theirs = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from partsong.evals.gpu.findings import Equipment, Finding, at_least, at_most, holds, skipped, told
+from partsong.evals.gpu.findings import Equipment, Finding, at_least, at_most, holds, skipped, stated
 from partsong.jobs.pipelines import quiet_libraries
 from partsong.model_folders import model_folder
 from partsong.reasoning.local import smollm2
@@ -65,7 +65,7 @@ def _causal(equipment: Equipment) -> Iterator[Finding]:
         (their_seconds, want), (our_seconds, got) = _seconds(theirs), _seconds(ours)
         same = sum(a == b for a, b in zip(got, want, strict=False)) / max(len(got), len(want))
         yield holds(f"SmolLM2, {rows} rows: tokens as of generate", same == 1.0, same, "1")
-        yield told(f"SmolLM2, {rows} rows: tokens per second", round(rows * len(got) / our_seconds, 1))
+        yield stated(f"SmolLM2, {rows} rows: tokens per second", round(rows * len(got) / our_seconds, 1))
         yield at_least(f"SmolLM2, {rows} rows: times as fast as generate", their_seconds / our_seconds,
                        equipment.pick(bound, None))  # fmt: skip
     yield from _new_lengths(model, ids, equipment)
@@ -100,4 +100,4 @@ def _masked(equipment: Equipment) -> Iterator[Finding]:
     decode(model, ids, **asked)
     seconds, got = _seconds(lambda: decode(model, ids, **asked))
     yield holds("lists-mdlm: tokens as in float64", got.tokens == want, got.tokens[0], str(want[0]))
-    yield told("lists-mdlm: tokens per second", round(len(want[0]) / seconds, 1))
+    yield stated("lists-mdlm: tokens per second", round(len(want[0]) / seconds, 1))

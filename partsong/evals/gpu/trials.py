@@ -54,5 +54,5 @@ def equipment_here() -> Equipment:
 def machine_facts() -> dict[str, Any]:
     """Returns what ``partsong env`` tells, with the version of NVIDIA's driver where there is one."""
     file = Path("/proc/driver/nvidia/version")
-    found = re.search(r"\d+\.\d+[.\d]*", file.read_text(encoding="utf-8")) if file.is_file() else None
-    return {**describe_machine(), "driver": found and found[0]}
+    driver = re.search(r"\d+\.\d+[.\d]*", file.read_text(encoding="utf-8")) if file.is_file() else None
+    return {**describe_machine(), "driver": driver and driver[0]}
