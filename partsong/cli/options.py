@@ -332,7 +332,7 @@ class Bench(Common):
     repeats: Positive = 5
     """How often to time each case; the median counts."""
     tokens: Annotated[tuple[int, ...], Whole(1), tyro.conf.arg(metavar="N ...")] = ()
-    """Numbers of tokens, a section each: else 1024 and 4096, 1024 to 65536 for kernels (CPU: 1024), 256 for parscale."""
+    """Numbers of tokens, a section each; else 1024 and 4096, 1024 to 65536 for kernels (CPU: 1024), parscale 256."""
     nproc: Count = None
     """image: how many ranks, one thread each; 2 if not given."""
     models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()

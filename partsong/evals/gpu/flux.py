@@ -167,6 +167,7 @@ def _generations(model: nn.Module, equipment: Equipment) -> Iterator[Finding]:
 @torch.inference_mode()
 def calibration(equipment: Equipment) -> Iterator[Finding]:
     """Measures this machine with one rank as `partsong calibrate` does, and holds a step of Flux to its prediction."""
+    quiet_libraries()
     measured = calibrate(1)
     yield stated("spread of measured by predicted steps", measured.spread)
     model, given = build(equipment), call(equipment)

@@ -159,7 +159,7 @@ def _stable_diffusion() -> Any:
 
 
 def _stable_call(device: Any, dtype: torch.dtype, *, samples: int = 1, steps: int = 2, prompt: int = 0) -> dict:
-    return _call(device, dtype, samples, steps, prompt, (128, 96))
+    return _call(device, dtype, samples, steps, prompt, (64, 96))
 
 
 #: By the name of the model that they are like.
