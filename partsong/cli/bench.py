@@ -26,12 +26,24 @@ HIDDEN = ("model", "case")
 def bench(options: Bench) -> dict[str, Any]:
     """Runs a benchmark and returns its rows and the hardware they were measured on."""
     refuse_torchrun("partsong bench starts its own ranks")
+    if (options.name == "share") != (options.file is not None):
+        raise ArgumentError("partsong bench share takes one file, which `make gpu` wrote; other benchmarks take none")
+    if options.file is not None:
+        return _shared(options, Path(options.file))
     watch, start = LoadWatch(), time.perf_counter()
     rows = {"image": _image, "kernels": _kernels, "parscale": _parscale}[options.name](options)
     seconds = time.perf_counter() - start
     nproc = (options.nproc or 2) if options.name == "image" else 1
     request = {"command": "bench", "name": options.name, "nproc": nproc, "repeats": options.repeats}
     return {**request, "seconds": seconds, "rows": rows, "hardware": describe_hardware(), **watch.report()}
+
+
+def _shared(options: Bench, file: Path) -> dict[str, Any]:
+    from partsong.evals.gpu.share import share
+
+    _refuse_image_options(options)
+    _refuse_tune(options)
+    return {**share(file), "command": "bench", "name": options.name}
 
 
 def _image(options: Bench) -> list[dict[str, Any]]:
@@ -86,7 +98,11 @@ def _refuse_image_options(options: Bench) -> None:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Returns the rows as a table with a header."""
+    """Returns the rows as a table with a header, or where they were written to be shared."""
+    if result["name"] == "share":
+        return (
+            f"{result['file']} has {len(result['rows'])} rows and no names, paths or addresses; read it, then share it"
+        )
     columns = dict.fromkeys(name for row in result["rows"] for name in row if name not in HIDDEN)
     shown = [name for name in columns if not any(isinstance(row.get(name), list) for row in result["rows"])]
     rows = [{name: _short(row.get(name)) for name in shown} for row in result["rows"]]

@@ -323,15 +323,16 @@ class EvalSuite:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Common):
-    """Measure strategies against one process, kernels against each other, or ParScale against wider models."""
+    """Measure strategies, kernels or ParScale against what they are to replace, or share what was measured of GPUs."""
 
-    name: Annotated[Literal["image", "kernels", "parscale"], tyro.conf.Positional]
-    """What to measure."""
+    name: Annotated[Literal["image", "kernels", "parscale", "share"], tyro.conf.Positional]
+    """What to measure, or share: to write an anonymous copy of what `make gpu` wrote, for an issue."""
+    file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
+    """share: the file."""
     repeats: Positive = 5
     """How often to time each case; the median counts."""
     tokens: Annotated[tuple[int, ...], Whole(1), tyro.conf.arg(metavar="N ...")] = ()
-    """Numbers of tokens, one section of the table each. If not given: 1024 and 4096 for image; 1024 to 65536 for
-    kernels, or 1024 on a CPU; and a prompt of 256 for parscale."""
+    """Numbers of tokens, a section each; else 1024 and 4096, 1024 to 65536 for kernels (CPU: 1024), parscale 256."""
     nproc: Count = None
     """image: how many ranks, one thread each; 2 if not given."""
     models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()

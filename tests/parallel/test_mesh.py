@@ -60,6 +60,11 @@ def test_a_plain_process_is_a_mesh_of_one_rank() -> None:
                 assert (mesh.axis(*names).ranks, mesh.axis(*names).index, mesh.axis(*names).group) == ((0,), 0, None)
 
 
+def test_a_mesh_takes_the_device_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARTSONG_DEVICE", "meta")
+    assert (Mesh().device.type, Mesh(device="cpu").device.type) == ("meta", "cpu")
+
+
 def test_unknown_axis_is_named() -> None:
     with Mesh() as mesh, pytest.raises(ArgumentError, match="'rings'.*ulysses"):
         mesh.axis("rings")

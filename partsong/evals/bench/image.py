@@ -12,14 +12,16 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import profiler
 
 from partsong.evals.bench.image_cases import AUTO, LIMIT, BenchCase, Mix, cases_of, fastest, short_name
-from partsong.evals.bench.models import BENCH_MODELS
+from partsong.evals.bench.models import BENCH_MODELS, WIDE_MODELS, BenchModel
 from partsong.evals.bench.peers import cpu_shims
 from partsong.jobs.pipelines import quiet_libraries
 from partsong.ledger import Ledger
@@ -52,7 +54,7 @@ def run(
     Args:
         nproc: ranks, one thread each.
         repeats: rounds; the median counts.
-        models: names of `BENCH_MODELS`.
+        models: names of `BENCH_MODELS`, or of `WIDE_MODELS` on GPUs.
         tokens: numbers of image tokens, to which 128 text tokens are added.
         peers: whether to time diffusers' own context parallelism too.
         profile: a folder for Chrome traces of one more step of every case on the first rank, a file for each model and
@@ -86,27 +88,35 @@ def _on_rank(
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     # The first mesh starts the process group, which the meshes of the strategies share, and so must end last.
-    with Mesh(ulysses=nproc) as mesh, torch.inference_mode(), cpu_shims():
+    with Mesh(ulysses=nproc) as mesh, torch.inference_mode(), cpu_shims(mesh.device.type):
         for model in models:
             torch.manual_seed(0)
-            row = BENCH_MODELS[model]
-            module = row.build().eval()
+            row = (BENCH_MODELS | WIDE_MODELS)[model]
+            dtype = row.dtype if mesh.device.type == "cuda" else torch.float32
+            module = row.build().to(mesh.device, dtype).eval()
+            # Where ranks share a GPU, gloo carries the messages, and diffusers' own do not go through it.
+            has_peers = peers and row.peers and (mesh.device.type == "cpu" or dist.get_backend() == "nccl")
             for count in tokens:
                 named = mixes[model, count] or {" + ".join(map(short_name, mix)): mix for mix in row.mixes}
-                cases = cases_of(named, module, nproc, peers and row.peers)
-                _rounds(cases, row.inputs, count, repeats, mesh)
+                cases = cases_of(named, module, nproc, has_peers)
+                inputs = partial(_inputs, row, count, mesh.device, dtype)
+                _rounds(cases, inputs, repeats, mesh)
                 if profile is not None:
-                    _trace(cases, row.inputs(count, LAST), mesh, profile / f"{model}-{count}.json")
+                    _trace(cases, inputs(LAST), mesh, profile / f"{model}-{count}.json")
                 rows += [_row(model, count, case, cases[0], mesh) for case in cases]
     return rows
 
 
-def _rounds(
-    cases: list[BenchCase], inputs: Callable[[int, float], dict[str, Any]], count: int, repeats: int, mesh: Mesh
-) -> None:
+def _inputs(row: BenchModel, count: int, device: torch.device, dtype: torch.dtype, time: float) -> dict[str, Any]:
+    """Makes the arguments of a step on a device; times stay as exact as they are."""
+    given = row.inputs(count, time)
+    return {name: value.to(device, None if name == "timestep" else dtype) for name, value in given.items()}
+
+
+def _rounds(cases: list[BenchCase], inputs: Callable[[float], dict[str, Any]], repeats: int, mesh: Mesh) -> None:
     """Runs all cases in turn at falling timesteps; the first steps are not timed."""
     for step in range(STEPS_BEFORE + repeats):
-        named = inputs(count, 0.6 - 0.02 * step)
+        named = inputs(0.6 - 0.02 * step)
         for case in cases:
             seconds, waited, exposed, cpu = _step(case, named, mesh)
             if step >= STEPS_BEFORE:
@@ -134,6 +144,7 @@ def _step(case: BenchCase, named: dict[str, Any], mesh: Mesh) -> tuple[float, fl
     The rank that waits longest had the faster core. The least wait is the cost of the exchange itself.
     """
     everyone = mesh.axis(*AXES)
+    _synchronise(mesh)
     agree(everyone, [0.0])
     start, spent, waited = time.perf_counter(), time.process_time(), 0.0
     if case.everyone or mesh.is_main:
@@ -142,11 +153,18 @@ def _step(case: BenchCase, named: dict[str, Any], mesh: Mesh) -> tuple[float, fl
             waited, case.sent = ledger.summary()["seconds_waiting"], int(ledger.summary()["bytes_sent"])
         if not case.seconds:
             case.first = output
+    _synchronise(mesh)
     mine, spent = time.perf_counter() - start, time.process_time() - spent
     table = agree(everyone, [mine, waited, spent])
     used = table if case.everyone else table[:1]
     waits = [row[1] for row in used]
     return max(row[0] for row in used), max(waits), min(waits), sum(row[2] for row in used)
+
+
+def _synchronise(mesh: Mesh) -> None:
+    """Waits for the device, whose host runs ahead."""
+    if mesh.device.type == "cuda":
+        torch.cuda.synchronize(mesh.device)
 
 
 def _row(model: str, count: int, case: BenchCase, serial: BenchCase, mesh: Mesh) -> dict[str, Any]:

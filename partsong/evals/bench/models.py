@@ -18,7 +18,7 @@ from partsong.parallel.exchange.ulysses import Ulysses
 from partsong.parallel.sharded_weights.strategy import ShardedWeights
 from partsong.parallel.tensor_parallel.strategy import TensorParallel
 
-__all__ = ["BENCH_MODELS", "BenchModel"]
+__all__ = ["BENCH_MODELS", "WIDE_MODELS", "BenchModel"]
 
 WIDTH, HEADS = 768, 12
 TEXT_TOKENS = 128
@@ -34,6 +34,7 @@ class BenchModel:
         inputs: makes keyword arguments for a number of image tokens (positions of the latent) and a timestep in [0, 1].
         mixes: strategies with which to time it, one or several together.
         peers: whether other libraries can split it too.
+        dtype: of weights and inputs on a GPU; on a CPU it is always single precision.
     """
 
     name: str
@@ -51,21 +52,23 @@ class BenchModel:
         (ShardedWeights(), Ulysses()),
     )
     peers: bool = True
+    dtype: torch.dtype = torch.float32
 
 
-def _flux() -> nn.Module:
+def _flux(**changed: Any) -> nn.Module:
     from diffusers import FluxTransformer2DModel
 
-    return FluxTransformer2DModel(
-        in_channels=64,
-        num_layers=2,
-        num_single_layers=6,
-        attention_head_dim=WIDTH // HEADS,
-        num_attention_heads=HEADS,
-        joint_attention_dim=WIDTH,
-        pooled_projection_dim=WIDTH,
-        axes_dims_rope=(16, 24, 24),
-    )
+    settings: dict[str, Any] = {
+        "in_channels": 64,
+        "num_layers": 2,
+        "num_single_layers": 6,
+        "attention_head_dim": WIDTH // HEADS,
+        "num_attention_heads": HEADS,
+        "joint_attention_dim": WIDTH,
+        "pooled_projection_dim": WIDTH,
+        "axes_dims_rope": (16, 24, 24),
+    }
+    return FluxTransformer2DModel(**settings | changed)
 
 
 def _flux_inputs(tokens: int, time: float) -> dict[str, Any]:
@@ -83,21 +86,32 @@ def _flux_inputs(tokens: int, time: float) -> dict[str, Any]:
     }
 
 
-def _wan() -> nn.Module:
+def _wan(**changed: Any) -> nn.Module:
     from diffusers import WanTransformer3DModel
 
-    return WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=HEADS,
-        attention_head_dim=WIDTH // HEADS,
-        in_channels=16,
-        out_channels=16,
-        text_dim=WIDTH,
-        freq_dim=256,
-        ffn_dim=4 * WIDTH,
-        num_layers=9,
-        rope_max_seq_len=128,
-    )
+    settings: dict[str, Any] = {
+        "patch_size": (1, 2, 2),
+        "num_attention_heads": HEADS,
+        "attention_head_dim": WIDTH // HEADS,
+        "in_channels": 16,
+        "out_channels": 16,
+        "text_dim": WIDTH,
+        "freq_dim": 256,
+        "ffn_dim": 4 * WIDTH,
+        "num_layers": 9,
+        "rope_max_seq_len": 128,
+    }
+    return WanTransformer3DModel(**settings | changed)
+
+
+def _at_full_width(build: Callable[..., nn.Module], **changed: Any) -> nn.Module:
+    """Builds a model with the blocks of the published one, but few of them, in half the memory."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return build(**changed)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _wan_inputs(tokens: int, time: float) -> dict[str, Any]:
@@ -159,6 +173,34 @@ BENCH_MODELS = {
                 (PartialPatch(warmup_steps=1, norms="forecast"),),
             ),
             peers=False,
+        ),
+    )
+}
+
+#: Models for GPUs: blocks as wide as those of Flux and of Wan 14B, a quarter of Flux' and an eighth of Wan's.
+WIDE_MODELS = {
+    row.name: row
+    for row in (
+        BenchModel(
+            name="flux-wide",
+            build=lambda: _at_full_width(
+                _flux,
+                num_layers=5,
+                num_single_layers=10,
+                attention_head_dim=128,
+                num_attention_heads=24,
+                axes_dims_rope=(16, 56, 56),
+            ),
+            inputs=_flux_inputs,
+            dtype=torch.bfloat16,
+        ),
+        BenchModel(
+            name="wan-wide",
+            build=lambda: _at_full_width(
+                _wan, num_layers=5, attention_head_dim=128, num_attention_heads=40, ffn_dim=13824
+            ),
+            inputs=_wan_inputs,
+            dtype=torch.bfloat16,
         ),
     )
 }

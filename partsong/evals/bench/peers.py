@@ -33,7 +33,7 @@ def diffusers_tensor(module: nn.Module, degree: int) -> None:
     from diffusers.hooks import tensor_parallel
     from torch.distributed.device_mesh import init_device_mesh
 
-    config = TensorParallelConfig(mesh=init_device_mesh("cpu", (degree,), mesh_dim_names=("tp",)))
+    config = TensorParallelConfig(mesh=init_device_mesh(_device_of(module), (degree,), mesh_dim_names=("tp",)))
     devices = tensor_parallel._SUPPORTED_TP_DEVICES
     tensor_parallel._SUPPORTED_TP_DEVICES = (*devices, "cpu")
     try:
@@ -42,18 +42,25 @@ def diffusers_tensor(module: nn.Module, degree: int) -> None:
         tensor_parallel._SUPPORTED_TP_DEVICES = devices
 
 
+def _device_of(module: nn.Module) -> str:
+    return next(module.parameters()).device.type
+
+
 def _enable(module: nn.Module, **degrees: int) -> None:
     from diffusers import ContextParallelConfig
 
-    with cpu_shims():
+    with cpu_shims(_device_of(module)):
         module.enable_parallelism(config=ContextParallelConfig(**degrees))  # type: ignore[operator]
 
 
 @contextmanager
-def cpu_shims() -> Iterator[None]:
-    """Replaces both functions within a block."""
+def cpu_shims(device: str = "cpu") -> Iterator[None]:
+    """Replaces both functions within a block, where ranks compute on CPUs."""
     from diffusers.models import attention_dispatch
 
+    if device != "cpu":
+        yield
+        return
     count, native = torch.accelerator.device_count, attention_dispatch._native_attention_forward_op
     if count() == 0:
         torch.accelerator.device_count = lambda: 1

@@ -25,6 +25,9 @@ from partsong.parallel.ranks.shards import split_sizes
 
 __all__ = ["AXES", "TOKEN_AXES", "Axis", "Mesh", "Network"]
 
+#: Environment variable with the device type of meshes that are given none.
+DEVICE = "PARTSONG_DEVICE"
+
 _OPENED = itertools.count()
 
 
@@ -113,7 +116,8 @@ class Mesh:
         tensor: ranks over the heads and columns of layers.
         shares: how fast each rank is, in any unit, in the order of ranks. Strategies that cut tokens or rows give each
             rank its share of them; all else stays in equal parts. Default: all ranks are equal.
-        device: the torch device type; None is ``cuda`` where there is a GPU, else ``cpu``.
+        device: the torch device type; None is that of the environment variable ``PARTSONG_DEVICE``, and without one
+            ``cuda`` where there is a GPU, else ``cpu``.
         timeout: seconds until a stuck collective fails.
 
     Raises:
@@ -320,7 +324,8 @@ def _rank_and_world() -> tuple[int, int]:
 
 
 def _local_device(device: str | None) -> torch.device:
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    usual = os.environ.get(DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = torch.device(device or usual)
     if chosen.type == "cuda":
         if chosen.index is None:  # more ranks than GPUs share them in turn
             local_rank = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
