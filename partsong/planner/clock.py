@@ -165,7 +165,8 @@ def replay(trace: CallTrace, machine: Machine, *, rank: int = 0) -> StepTime:
         machine: what it runs on.
         rank: which one it is.
     """
-    clock = Clock(machine, rank)
+    is_shared = any(isinstance(event, Post) for part in trace.steady for event in part.events)
+    clock = Clock(machine, rank, attend=machine.device.attend if is_shared else 0.0)
     clock.run(trace.first)
     first = clock.now
     # What a call left under way delays the next one; the one after that is like all that follow.
@@ -187,12 +188,14 @@ class Clock:
     Args:
         machine: what the rank runs on.
         rank: which one it is.
+        attend: seconds that the host takes for every attention, besides its operators and messages.
     """
 
-    def __init__(self, machine: Machine, rank: int) -> None:
-        self.machine, self.rank = machine, rank
+    def __init__(self, machine: Machine, rank: int, *, attend: float = 0.0) -> None:
+        self.machine, self.rank, self.attend = machine, rank, attend
         self.host = self.device = self.waited = self.hosted = 0.0
-        self._free: dict[str, float] = defaultdict(float)
+        #: When each lane of a link has carried out what was posted.
+        self._free: dict[tuple[str, str], float] = defaultdict(float)
         self._done: dict[PostedAt, float] = {}
         self._calls = 0
 
@@ -253,7 +256,7 @@ class Clock:
 
     def _compute(self, work: OperatorWork) -> None:
         device = self.machine.device
-        begins = device.begins(work)
+        begins = device.begins(work) + (self.attend if work.kind == "attention" else 0.0)
         self.host += begins
         if device.host:
             self.host = self.device = max(self.host, self.device + begins) + device.seconds(work)
@@ -272,16 +275,26 @@ class Clock:
         done = self.now if self.machine.device.host else self.device
         for name, (link, mine) in by_link.items():
             self.host += link.post
-            begins = max(self.device, self.host, self._free[name])
+            begins = max(self.device, self.host, self._free[name, post.lane])
             sent, received = (sum(way.get(peer, 0) for peer in mine) for way in (post.sent, post.received))
             moved = sent * self.machine.ranks if link.shared else max(sent, received)
             moved *= self.machine.per_node if link is self.machine.across else 1
-            ends = begins + link.latency + link.per_message * (len(mine) - 1) + moved / link.bandwidth
+            moving = moved / link.bandwidth
+            ends = begins + link.latency + link.per_message * (len(mine) - 1) + self._beside(name, post.lane, begins, moving)
             if link.busy:
                 self.host = self.device = max(self.host, self.device) + link.busy * (ends - begins)
-            self._free[name] = ends
+            self._free[name, post.lane] = ends
             done = max(done, ends)
         return done
+
+    def _beside(self, name: str, lane: str, begins: float, moving: float) -> float:
+        """Returns the seconds of a transfer that shares its link with what is under way on other lanes, and delays it."""
+        for other, free in self._free.items():
+            if other[0] == name and other[1] != lane and free > begins:
+                shared = min(moving, free - begins)
+                self._free[other] += shared
+                moving += shared
+        return moving
 
     def _wait(self, wait: Wait, place: int) -> None:
         message = PostedAt(self._calls - wait.calls, place + wait.parts, wait.number)

@@ -190,7 +190,7 @@ class UlyssesStage(Stage):
         """Cuts the heads into waves, and remembers how."""
         heads, kv_heads = call.q.shape[1], call.k.shape[1]
         number = self.waves
-        if number > 1 and not call.q.is_cpu:
+        if number > 1 and (call.q.is_cuda or (self.axis.dry and self.axis.is_fused)):
             tiles = call.q.shape[0] * -(-heads // self.axis.size) * -(-sum(self._token_counts(call)) // TILE_ROWS)
             number = min(number, max(tiles // TILES, 1))
         key = heads, kv_heads, number
