@@ -138,7 +138,7 @@ class Stage(Protocol):
         return 0
 
     def kept(self) -> str | None:
-        """Says what this rank keeps from one step to the next, and how much memory it takes; None where it is nothing."""
+        """Says what this rank keeps from one step to the next, and its memory; None where it is nothing."""
         return None
 
     def abandon(self) -> None:

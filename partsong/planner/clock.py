@@ -58,36 +58,40 @@ class GenerationTime:
         steps: of the denoiser.
         encoding: seconds of the text encoders.
         decoding: seconds of the autoencoder.
+        repeated: seconds of what devices do beside their part of the steps.
     """
 
     steps: StepsTime
     encoding: float
     decoding: float
+    repeated: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Returns the seconds of the whole generation."""
-        return self.encoding + self.steps.seconds + self.decoding
+        return self.encoding + self.steps.seconds + self.decoding + self.repeated
 
     @property
     def reason(self) -> str:
         """Says in one sentence where the time goes."""
-        steps, total = self.steps, max(self.steps.seconds + self.encoding + self.decoding, 1e-9)
+        steps, total = self.steps, max(self.seconds, 1e-9)
         waits = 100 * steps.waiting / total
         parts = [f"{100 * (steps.seconds - steps.waiting) / total:.0f} % computing steps"]
         parts += [f"{waits:.0f} % waiting for messages"] if waits >= 1 else []
+        parts += [f"{100 * self.repeated / total:.0f} % beside them"] if self.repeated / total >= 0.01 else []
         parts += [f"{100 * self.decoding / total:.0f} % decoding"] if self.decoding / total >= 0.01 else []
         parts += [f"{100 * self.encoding / total:.0f} % reading the prompt"] if self.encoding / total >= 0.01 else []
         return ", ".join(parts)
 
 
-def clock_generation(traced: TracedSteps, tracer: Tracer, machine: Machine, sharers: int) -> GenerationTime:
+def clock_generation(traced: TracedSteps, tracer: Tracer, machine: Machine, steps: int, sharers: int) -> GenerationTime:
     """Puts a whole generation on a clock.
 
     Args:
         traced: its steps.
         tracer: of its model and size.
         machine: what it runs on.
+        steps: how many.
         sharers: ranks that share its decoding.
     """
     size, decoding = tracer.size, 0.0
@@ -95,7 +99,11 @@ def clock_generation(traced: TracedSteps, tracer: Tracer, machine: Machine, shar
         grown = tracer.decoding.grown(-(-size.pixels // sharers))
         decoding = sum(machine.device.seconds(work) for work in grown) * size.batch
     encoding = _encoding(tracer.subject, machine.device, size.batch)
-    return GenerationTime(clock_steps(traced, machine), encoding, decoding)
+    repeated = 0.0
+    if machine.ranks > 1 and machine.device.repeated:
+        alone = clock_steps(tracer.trace([], 1, steps), replace(machine, ranks=1, per_node=1, across=None))
+        repeated = machine.device.repeated * alone.seconds * (1 - 1 / machine.ranks)
+    return GenerationTime(clock_steps(traced, machine), encoding, decoding, repeated)
 
 
 def clock_steps(traced: TracedSteps, machine: Machine) -> StepsTime:
@@ -280,7 +288,12 @@ class Clock:
             moved = sent * self.machine.ranks if link.shared else max(sent, received)
             moved *= self.machine.per_node if link is self.machine.across else 1
             moving = moved / link.bandwidth
-            ends = begins + link.latency + link.per_message * (len(mine) - 1) + self._beside(name, post.lane, begins, moving)
+            ends = (
+                begins
+                + link.latency
+                + link.per_message * (len(mine) - 1)
+                + self._beside(name, post.lane, begins, moving)
+            )
             if link.busy:
                 self.host = self.device = max(self.host, self.device) + link.busy * (ends - begins)
             self._free[name, post.lane] = ends

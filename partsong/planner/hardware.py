@@ -31,6 +31,7 @@ class Device:
         attend: seconds that it takes for an attention among ranks, besides its operators and messages.
         least: seconds that the shortest operator takes on the device.
         host: whether the device is the host itself, so that beginning and computing follow each other.
+        repeated: share of the time of one device that each of several spends beside its part of the work.
         fused: whether blocks are compiled: what only moves numbers is fused into fewer and shorter operators.
         source: where the numbers come from.
         measured: whether they were measured on this machine.
@@ -48,6 +49,7 @@ class Device:
     attend: float = 25e-6
     least: float = 2e-6
     host: bool = False
+    repeated: float = 0.0
     fused: bool = False
     source: str = ""
     measured: bool = False

@@ -107,7 +107,9 @@ class RotatingSlots:
     def nbytes(self) -> int:
         """Returns the bytes of what is kept from one step to the next."""
         messages = (message for message, _ in self._under_way)
-        return sum(kept.nbytes for kept in (self.known.last, self.known.older, self._before, *messages) if kept is not None)
+        return sum(
+            kept.nbytes for kept in (self.known.last, self.known.older, self._before, *messages) if kept is not None
+        )
 
     def _target(self, fresh: Tensor) -> Tensor:
         """Returns this rank's rows, extrapolated to the next step from the last two, in memory of their own."""
