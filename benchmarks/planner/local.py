@@ -98,7 +98,7 @@ def _predicted(row: dict[str, Any], machine: Calibration) -> dict[str, Any]:
     module, call, _ = MODELS[row["model"]]()
     mix = row.pop("strategies")
     ranks = row["ranks"] if mix else 1
-    trace = trace_calls(module, mix, ranks, call(0.5))
+    trace = trace_calls(module, mix, ranks, call(0.5), fused=not machine.device.host)
     seconds = replay(trace, machine.machine(ranks)).steady
     return {**row, "predicted": seconds, "error": seconds / row["seconds"] - 1, "spread": machine.spread}
 

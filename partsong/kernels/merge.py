@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -12,7 +14,10 @@ from torch import Tensor
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels.call import has_triton
 
-__all__ = ["merge", "merge_checked"]
+__all__ = ["fused_without_values", "merge", "merge_checked"]
+
+#: Whether tensors without values stand for those of a GPU.
+_ON_GPU: ContextVar[bool] = ContextVar("partsong_merge_on_gpu", default=False)
 
 
 def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -50,6 +55,9 @@ def merge_checked(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
         return first, parts[0][1].to(dtype)
     if not wide and _is_fused(parts):
         return _merged_by_triton(parts)
+    if first.is_meta and _ON_GPU.get():
+        out = functools.reduce(torch.add, (out for out, _ in parts))
+        return out.to(first.dtype), parts[0][1].new_empty(first.shape[:-1], dtype=dtype)
     lses = [lse.to(dtype) for _, lse in parts]
     top = functools.reduce(torch.maximum, lses)
     # An empty row has no largest value to subtract: -inf - -inf would be NaN.
@@ -61,6 +69,16 @@ def merge_checked(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
     for (part, _), weight in zip(parts[1:], weights[1:], strict=True):
         out.addcmul_(part.to(dtype), (weight / divisor).unsqueeze(-1))
     return out.to(first.dtype), top + torch.log(total)
+
+
+@contextmanager
+def fused_without_values() -> Iterator[None]:
+    """Lets results without values be merged by one operator for each further part, as those on a GPU are."""
+    token = _ON_GPU.set(True)
+    try:
+        yield
+    finally:
+        _ON_GPU.reset(token)
 
 
 def _is_fused(parts: Sequence[tuple[Tensor, Tensor]]) -> bool:

@@ -137,6 +137,10 @@ class Stage(Protocol):
         """Counts the bytes this rank has sent once in this generation, besides those of its attentions."""
         return 0
 
+    def kept(self) -> str | None:
+        """Says what this rank keeps from one step to the next, and its memory; None where it is nothing."""
+        return None
+
     def abandon(self) -> None:
         """Drops pending messages without waiting, after an error; most stages keep none."""
 

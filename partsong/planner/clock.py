@@ -58,36 +58,40 @@ class GenerationTime:
         steps: of the denoiser.
         encoding: seconds of the text encoders.
         decoding: seconds of the autoencoder.
+        repeated: seconds of what devices do beside their part of the steps.
     """
 
     steps: StepsTime
     encoding: float
     decoding: float
+    repeated: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Returns the seconds of the whole generation."""
-        return self.encoding + self.steps.seconds + self.decoding
+        return self.encoding + self.steps.seconds + self.decoding + self.repeated
 
     @property
     def reason(self) -> str:
         """Says in one sentence where the time goes."""
-        steps, total = self.steps, max(self.steps.seconds + self.encoding + self.decoding, 1e-9)
+        steps, total = self.steps, max(self.seconds, 1e-9)
         waits = 100 * steps.waiting / total
         parts = [f"{100 * (steps.seconds - steps.waiting) / total:.0f} % computing steps"]
         parts += [f"{waits:.0f} % waiting for messages"] if waits >= 1 else []
+        parts += [f"{100 * self.repeated / total:.0f} % beside them"] if self.repeated / total >= 0.01 else []
         parts += [f"{100 * self.decoding / total:.0f} % decoding"] if self.decoding / total >= 0.01 else []
         parts += [f"{100 * self.encoding / total:.0f} % reading the prompt"] if self.encoding / total >= 0.01 else []
         return ", ".join(parts)
 
 
-def clock_generation(traced: TracedSteps, tracer: Tracer, machine: Machine, sharers: int) -> GenerationTime:
+def clock_generation(traced: TracedSteps, tracer: Tracer, machine: Machine, steps: int, sharers: int) -> GenerationTime:
     """Puts a whole generation on a clock.
 
     Args:
         traced: its steps.
         tracer: of its model and size.
         machine: what it runs on.
+        steps: how many.
         sharers: ranks that share its decoding.
     """
     size, decoding = tracer.size, 0.0
@@ -95,7 +99,11 @@ def clock_generation(traced: TracedSteps, tracer: Tracer, machine: Machine, shar
         grown = tracer.decoding.grown(-(-size.pixels // sharers))
         decoding = sum(machine.device.seconds(work) for work in grown) * size.batch
     encoding = _encoding(tracer.subject, machine.device, size.batch)
-    return GenerationTime(clock_steps(traced, machine), encoding, decoding)
+    repeated = 0.0
+    if machine.ranks > 1 and machine.device.repeated:
+        alone = clock_steps(tracer.trace([], 1, steps), replace(machine, ranks=1, per_node=1, across=None))
+        repeated = machine.device.repeated * alone.seconds * (1 - 1 / machine.ranks)
+    return GenerationTime(clock_steps(traced, machine), encoding, decoding, repeated)
 
 
 def clock_steps(traced: TracedSteps, machine: Machine) -> StepsTime:
@@ -165,7 +173,8 @@ def replay(trace: CallTrace, machine: Machine, *, rank: int = 0) -> StepTime:
         machine: what it runs on.
         rank: which one it is.
     """
-    clock = Clock(machine, rank)
+    is_shared = any(isinstance(event, Post) for part in trace.steady for event in part.events)
+    clock = Clock(machine, rank, attend=machine.device.attend if is_shared else 0.0)
     clock.run(trace.first)
     first = clock.now
     # What a call left under way delays the next one; the one after that is like all that follow.
@@ -187,12 +196,14 @@ class Clock:
     Args:
         machine: what the rank runs on.
         rank: which one it is.
+        attend: seconds that the host takes for every attention, besides its operators and messages.
     """
 
-    def __init__(self, machine: Machine, rank: int) -> None:
-        self.machine, self.rank = machine, rank
+    def __init__(self, machine: Machine, rank: int, *, attend: float = 0.0) -> None:
+        self.machine, self.rank, self.attend = machine, rank, attend
         self.host = self.device = self.waited = self.hosted = 0.0
-        self._free: dict[str, float] = defaultdict(float)
+        #: When each lane of a link has carried out what was posted.
+        self._free: dict[tuple[str, str], float] = defaultdict(float)
         self._done: dict[PostedAt, float] = {}
         self._calls = 0
 
@@ -253,7 +264,7 @@ class Clock:
 
     def _compute(self, work: OperatorWork) -> None:
         device = self.machine.device
-        begins = device.begins(work)
+        begins = device.begins(work) + (self.attend if work.kind == "attention" else 0.0)
         self.host += begins
         if device.host:
             self.host = self.device = max(self.host, self.device + begins) + device.seconds(work)
@@ -272,16 +283,31 @@ class Clock:
         done = self.now if self.machine.device.host else self.device
         for name, (link, mine) in by_link.items():
             self.host += link.post
-            begins = max(self.device, self.host, self._free[name])
+            begins = max(self.device, self.host, self._free[name, post.lane])
             sent, received = (sum(way.get(peer, 0) for peer in mine) for way in (post.sent, post.received))
             moved = sent * self.machine.ranks if link.shared else max(sent, received)
             moved *= self.machine.per_node if link is self.machine.across else 1
-            ends = begins + link.latency + link.per_message * (len(mine) - 1) + moved / link.bandwidth
+            moving = moved / link.bandwidth
+            ends = (
+                begins
+                + link.latency
+                + link.per_message * (len(mine) - 1)
+                + self._beside(name, post.lane, begins, moving)
+            )
             if link.busy:
                 self.host = self.device = max(self.host, self.device) + link.busy * (ends - begins)
-            self._free[name] = ends
+            self._free[name, post.lane] = ends
             done = max(done, ends)
         return done
+
+    def _beside(self, name: str, lane: str, begins: float, moving: float) -> float:
+        """Returns the seconds of a transfer that shares its link with what is under way on other lanes, and delays it."""
+        for other, free in self._free.items():
+            if other[0] == name and other[1] != lane and free > begins:
+                shared = min(moving, free - begins)
+                self._free[other] += shared
+                moving += shared
+        return moving
 
     def _wait(self, wait: Wait, place: int) -> None:
         message = PostedAt(self._calls - wait.calls, place + wait.parts, wait.number)

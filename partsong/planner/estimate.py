@@ -85,7 +85,7 @@ def estimate(tracer: Tracer, mix: Sequence[Strategy], machine: Machine, steps: i
     sharers = machine.ranks if any(isinstance(strategy, ParallelVae) for strategy in mix) else 1
     encodes_once = any(isinstance(strategy, EncodeOnce) for strategy in mix) and machine.ranks > 1
     traced = tracer.trace([strategy for strategy in mix if strategy.denoises], machine.ranks, steps)
-    time = clock_generation(traced, tracer, machine, sharers)
+    time = clock_generation(traced, tracer, machine, steps, sharers)
     memory, tiled = memory_of(traced, tracer, machine.device, sharers, encodes_once=encodes_once)
     low, high = _MEASURED if machine.device.measured and machine.link.measured else _PUBLIC
     drift, file = drift_of(mix, machine.ranks)
@@ -94,7 +94,7 @@ def estimate(tracer: Tracer, mix: Sequence[Strategy], machine: Machine, steps: i
         seconds=time.seconds,
         seconds_low=time.seconds * low,
         seconds_high=time.seconds * high,
-        denoising=time.steps.seconds,
+        denoising=time.steps.seconds + time.repeated,
         encoding=time.encoding,
         decoding=time.decoding,
         waiting=time.steps.waiting,

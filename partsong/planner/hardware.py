@@ -28,8 +28,10 @@ class Device:
         matmul: share of `flops` that matrix multiplications reach when every unit is busy.
         attention: the same for fused attention.
         dispatch: seconds that the host takes to begin an operator.
+        attend: seconds that it takes for an attention among ranks, besides its operators and messages.
         least: seconds that the shortest operator takes on the device.
         host: whether the device is the host itself, so that beginning and computing follow each other.
+        repeated: share of the time of one device that each of several spends beside its part of the work.
         fused: whether blocks are compiled: what only moves numbers is fused into fewer and shorter operators.
         source: where the numbers come from.
         measured: whether they were measured on this machine.
@@ -44,8 +46,10 @@ class Device:
     matmul: float = 0.7
     attention: float = 0.55
     dispatch: float = 8e-6
+    attend: float = 25e-6
     least: float = 2e-6
     host: bool = False
+    repeated: float = 0.0
     fused: bool = False
     source: str = ""
     measured: bool = False
@@ -71,6 +75,7 @@ class Device:
             flops=self.flops / factor,
             bandwidth=self.bandwidth / factor,
             dispatch=self.dispatch * factor,
+            attend=self.attend * factor,
             least=self.least * factor,
         )
 

@@ -55,6 +55,7 @@ def find_trace(
     *,
     shapes: RememberedShapes,
     whole: bool,
+    fused: bool = True,
 ) -> CallTrace:
     """Reads a trace that was kept, or traces calls and keeps the result.
 
@@ -67,12 +68,14 @@ def find_trace(
         inputs: the denoiser's arguments for one call, full size.
         shapes: what earlier traces have remembered.
         whole: whether every block is traced.
+        fused: whether the ranks are GPUs.
 
     Raises:
         UnsupportedError: as for `trace_calls`.
     """
-    begin = functools.partial(trace_calls, subject.denoiser, strategies, ranks, inputs, shapes=shapes, whole=whole)
-    about, folder = _about(subject, strategies, ranks, inputs, whole), trace_folder()
+    how = {"whole": whole, "fused": fused}
+    begin = functools.partial(trace_calls, subject.denoiser, strategies, ranks, inputs, shapes=shapes, **how)
+    about, folder = _about(subject, strategies, ranks, inputs, how), trace_folder()
     if about is None or folder is None:
         return begin()
     file = folder / about["version"] / _named(about)
@@ -84,7 +87,7 @@ def find_trace(
 
 
 def _about(
-    subject: Subject, strategies: Sequence[Strategy], ranks: int, inputs: Mapping[str, Any], whole: bool
+    subject: Subject, strategies: Sequence[Strategy], ranks: int, inputs: Mapping[str, Any], how: Mapping[str, bool]
 ) -> dict[str, Any] | None:
     """Returns all that a trace depends on; None where not all of it is known."""
     mix = [f"{type(strategy).__module__} {strategy!r}" for strategy in strategies]
@@ -97,7 +100,7 @@ def _about(
         "mix": mix,
         "ranks": ranks,
         "inputs": repr(tree_map(_described, dict(inputs))),
-        "whole": whole,
+        **how,
         "cuda": torch.cuda.is_available(),
         "environment": [os.environ.get(name) for name in _CHOICES],
     }
@@ -166,8 +169,8 @@ def _encoded(trace: CallTrace) -> dict[str, Any]:
     places: dict[str, int] = {}
 
     def place(event: Event) -> int:
-        ways = [list(way.items()) for way in event] if isinstance(event, Post) else list(event)
-        return places.setdefault(json.dumps(ways), len(places))
+        fields = [*(list(way.items()) for way in event[:2]), event.lane] if isinstance(event, Post) else list(event)
+        return places.setdefault(json.dumps([type(event).__name__, *fields]), len(places))
 
     def call(parts: Sequence[CallPart]) -> list[Any]:
         return [[[place(event) for event in part.events], part.times] for part in parts]
@@ -181,7 +184,7 @@ def _encoded(trace: CallTrace) -> dict[str, Any]:
 
 
 def _decoded(entry: Mapping[str, Any]) -> CallTrace:
-    events = [_KINDS[len(fields)](fields) for fields in entry["events"]]
+    events = [_KINDS[kind](fields) for kind, *fields in entry["events"]]
 
     def call(parts: Sequence[Any]) -> tuple[CallPart, ...]:
         return tuple(CallPart(tuple(events[place] for place in places), times) for places, times in parts)
@@ -191,10 +194,10 @@ def _decoded(entry: Mapping[str, Any]) -> CallTrace:
     return CallTrace(first=call(entry["first"]), steady=call(entry["steady"]), **numbers)
 
 
-_NUMBERS = ("warmup", "working", "weights", "checks", "returned", "handed", "keys", "blocks")
-#: How an event is made of its fields, by their number.
+_NUMBERS = ("warmup", "working", "weights", "kept", "checks", "returned", "handed", "keys", "blocks")
+#: How an event is made of its fields, by its name.
 _KINDS: Mapping[int, Any] = {
-    2: lambda ways: Post(*(dict(map(tuple, way)) for way in ways)),
-    3: lambda fields: Wait(*fields),
-    4: lambda fields: OperatorWork(*fields),
+    "Post": lambda fields: Post(*(dict(map(tuple, way)) for way in fields[:2]), fields[2]),
+    "Wait": lambda fields: Wait(*fields),
+    "OperatorWork": lambda fields: OperatorWork(*fields),
 }

@@ -107,6 +107,6 @@ def advise(
     """
     size, steps = subject.sized(height, width, frames, batch), steps or subject.steps
     mixes = mixes_for(subject, machine.ranks, batch, exact=max_drift == 0.0) if only is None else map(tuple, only)
-    tracer = Tracer(subject, size) if tracer is None else tracer
+    tracer = Tracer(subject, size, fused=not machine.device.host) if tracer is None else tracer
     serial, others = estimates(tracer, mixes, machine, steps, processes)
     return choose(subject, machine, steps, serial, others, max_drift)

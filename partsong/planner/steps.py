@@ -59,8 +59,8 @@ class PlainSteps:
 
     @property
     def working(self) -> int:
-        """Returns the bytes of tensors alive at the peak of a call."""
-        return self.trace.working
+        """Returns the bytes of tensors alive at the peak of a call: every call of a step keeps its own."""
+        return self.trace.working + (self.calls - 1) * self.trace.kept
 
     @property
     def weights(self) -> int:
@@ -153,10 +153,11 @@ class Tracer:
     Args:
         subject: the model.
         size: of one picture or video; its batch counts pictures, not branches of guidance.
+        fused: whether the ranks are GPUs, as for `DryRun`.
     """
 
-    def __init__(self, subject: Subject, size: Size) -> None:
-        self.subject, self.size = subject, size
+    def __init__(self, subject: Subject, size: Size, *, fused: bool = True) -> None:
+        self.subject, self.size, self.fused = subject, size, fused
         self._traces: dict[tuple[object, ...], CallTrace] = {}
         self._shapes = RememberedShapes()
 
@@ -261,7 +262,8 @@ class Tracer:
         key = (*mix, ranks, samples)
         if key not in self._traces:
             inputs, whole = self._inputs(samples), not self._is_uniform
-            self._traces[key] = find_trace(self.subject, mix, ranks, inputs, shapes=self._shapes, whole=whole)
+            how = {"whole": whole, "fused": self.fused}
+            self._traces[key] = find_trace(self.subject, mix, ranks, inputs, shapes=self._shapes, **how)
         return self._traces[key]
 
     def _inputs(self, samples: int) -> dict[str, Any]:

@@ -44,10 +44,12 @@ class Post(NamedTuple):
     Attributes:
         sent: bytes to each global rank.
         received: bytes from each global rank.
+        lane: exchanges of one lane follow each other, those of others go on beside them.
     """
 
     sent: dict[int, int]
     received: dict[int, int]
+    lane: str = ""
 
 
 class Wait(NamedTuple):
@@ -94,6 +96,7 @@ class CallTrace:
         steady: a call like all later ones.
         warmup: how many calls are like the first.
         working: bytes of tensors alive at the peak of a call.
+        kept: bytes of those that stay until the next call.
         weights: bytes of the weights that stay on the rank.
         checks: bytes by which ranks compare their arguments in the first call, and in a later one.
         returned: bytes of what the denoiser returns.
@@ -107,6 +110,7 @@ class CallTrace:
     warmup: int
     working: int
     weights: int
+    kept: int = 0
     checks: tuple[int, int] = (0, 0)
     returned: int = 0
     handed: int = 0
@@ -131,6 +135,7 @@ def trace_calls(
     rank: int = 0,
     shapes: RememberedShapes | None = None,
     whole: bool = False,
+    fused: bool = True,
 ) -> CallTrace:
     """Traces calls of a denoiser under a plan on one of many ranks that need not exist.
 
@@ -144,12 +149,13 @@ def trace_calls(
         rank: whose calls are traced.
         shapes: what earlier traces have remembered; None begins anew.
         whole: whether every block is traced; see `blocks_are_equal`.
+        fused: whether the ranks are GPUs, as for `DryRun`.
 
     Raises:
         UnsupportedError: as for `predict`.
     """
     shapes = RememberedShapes() if shapes is None else shapes
-    begin = functools.partial(DryRun, module, strategies, ranks, inputs, rank=rank, shapes=shapes)
+    begin = functools.partial(DryRun, module, strategies, ranks, inputs, rank=rank, shapes=shapes, fused=fused)
     weights = sum(weight.nbytes for weight in module.parameters())
     if any(strategy.cuts_weights for strategy in strategies):
         with begin() as deep:
@@ -197,6 +203,7 @@ def _traced(begin: Callable[..., DryRun], weights: int, recorder: _Recorder) -> 
                     returned = _bytes(run.call())
             keys = recorder.keys
             recorder.begin_call()
+            kept = live.now + recorder.deeper()
         by_step, rank = run.plan.explain().bytes_by_step, run.plan.mesh.rank
     calls = recorder.calls
     # Comparisons are counted but not posted, because the other ranks need not exist.
@@ -207,6 +214,7 @@ def _traced(begin: Callable[..., DryRun], weights: int, recorder: _Recorder) -> 
         warmup=run.warmup,
         working=live.peak + recorder.deeper(),
         weights=weights,
+        kept=kept,
         checks=(first - sum(part.sent for part in calls[0]), steady - sum(part.sent for part in calls[-1])),
         returned=returned,
         handed=recorder.handed,
@@ -282,11 +290,11 @@ class _Recorder(TorchDispatchMode):
         """Returns the bytes that the blocks which were not traced keep from one call to the next."""
         return sum(self._grown)
 
-    def post(self, sent: Mapping[int, int], received: Mapping[int, int]) -> _Handle:
+    def post(self, sent: Mapping[int, int], received: Mapping[int, int], *, lane: str = "") -> _Handle:
         """Notes messages, but for those that are sent while the plan is put on."""
         if self._parts is None:
             return _Handle(self, PostedAt(0, 0, 0))
-        self._parts[-1].append(Post(dict(sent), dict(received)))
+        self._parts[-1].append(Post(dict(sent), dict(received), lane))
         self._posted += 1
         return _Handle(self, PostedAt(len(self.calls), len(self._parts) - 1, self._posted - 1))
 

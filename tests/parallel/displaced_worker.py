@@ -6,7 +6,7 @@ the line through the two steps before, carried on by the ratio of the time steps
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -146,15 +146,29 @@ def run(nproc: int, cases: list[tuple[int, int, Order]]) -> dict[tuple[int, int,
             calls = calls_of("DiT", 6, branches)
             attentions = (Simulated(parts, warmup, order, STREAMS["DiT"]) for parts in (nproc, 1))
             want, serial = on_first(lambda: [simulate(model, calls, branches, each) for each in attentions])  # noqa: B023
-            with parallelize(model, DisplacedPatch(warmup_steps=warmup, order=order), mesh=mesh):
-                results[case] = gathered([_generation(model, calls, branches, want, serial) for _ in range(2)])
+            with parallelize(model, DisplacedPatch(warmup_steps=warmup, order=order), mesh=mesh) as plan:
+                generations = [_generation(model, calls, branches, want, serial)]
+                # In a pipeline the times of all steps are known beforehand, so ranks send forecasts of their rows.
+                plan.clock.driven = True
+                plan.clock.begin(TIMES)
+                generations.append(_generation(model, calls, branches, want, serial, after=plan.clock.advance))
+                results[case] = gathered(generations)
     return results
 
 
 def _generation(
-    model: Any, calls: Sequence[dict[str, Any]], branches: int, want: Sequence[Tensor], serial: Sequence[Tensor]
+    model: Any,
+    calls: Sequence[dict[str, Any]],
+    branches: int,
+    want: Sequence[Tensor],
+    serial: Sequence[Tensor],
+    after: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    got = [model(**call).sample for call in calls]
+    got = []
+    for number, call in enumerate(calls):
+        got.append(model(**call).sample)
+        if number % branches == branches - 1:
+            after()
     errors = [error(g, w) for g, w in zip(got, want, strict=True)]
     drifts = [error(g, s) for g, s in zip(got, serial, strict=True)]
     return {

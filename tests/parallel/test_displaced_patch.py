@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from partsong import DisplacedPatch
+from partsong.parallel import predict, predict_memory
 from partsong.parallel.ranks.launch import launch
 from tests import covering
 from tests.parallel import displaced_worker
-from tests.parallel.displaced_worker import CASES
+from tests.parallel.displaced_worker import CASES, Order
+from tests.parallel.memory_worker import flux
 
 #: By default more ranks than cores take one case with the longest memory, and one with the shortest.
 MADE = [
@@ -46,3 +49,14 @@ def test_drifts_from_serial_only_after_the_warm_up(nproc: int, case: Any) -> Non
     for generation in results(nproc)[case][0]:
         assert max(generation["drift"][:warmup]) <= 1e-10
         assert all(drift > 1e-6 for drift in generation["drift"][warmup:]), "stale keys must show"
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_keeps_all_keys_and_values_once_and_for_a_forecast_its_own_again(order: Order) -> None:
+    model, named = flux()
+    layers, tokens, numbers = 5, 512 + 32, 2 * 2 * 128
+    once = layers * tokens * numbers * 4
+    knobs = DisplacedPatch(order=order)
+    kept = once * (1 + order / 4)
+    assert predict_memory(model, knobs, ranks=4, **named).kept == pytest.approx(kept, rel=0.01)
+    assert f"{kept / 1e6:,.1f} MB" in predict(model, knobs, ranks=4, **named).kept[0]

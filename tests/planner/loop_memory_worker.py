@@ -30,7 +30,7 @@ def memory(nproc: int, mixes: list[str]) -> dict[str, list[tuple[int, int]]]:
         "pooled_prompt_embeds": named["pooled_projections"][:1],
     }
     size = Size(height=SIDE, width=SIDE, dtype=torch.float32)
-    tracer = Tracer(subject_of(pipe, **prompt, height=SIDE, width=SIDE, num_inference_steps=STEPS), size)
+    tracer = Tracer(subject_of(pipe, **prompt, height=SIDE, width=SIDE, num_inference_steps=STEPS), size, fused=False)
     results = {}
     for text in mixes:
         strategies = [registry.parse_strategy(part) for part in text.split()]

@@ -66,6 +66,24 @@ def test_a_host_that_is_slower_than_the_device_decides() -> None:
     assert on_host.steady == pytest.approx(200 * 11e-5)
 
 
+def test_an_attention_among_ranks_costs_the_host_more() -> None:
+    attention, device = OperatorWork("attention", 0.0, 0, 1.0), replace(DEVICE, dispatch=1e-5, attend=1e-4)
+    alone = replay(trace_of(call(attention, times=100)), replace(MACHINE, device=device))
+    among = replay(trace_of(call(attention, message(0), times=100)), replace(MACHINE, device=device))
+    assert alone.steady == pytest.approx(100e-5)
+    assert among.steady == pytest.approx(100 * 11e-5)
+
+
+def test_bulk_messages_share_a_link_but_hold_up_no_small_ones() -> None:
+    bulk = Post({1: 20_000_000}, {1: 20_000_000}, "bulk")
+    # 1 ms, and 2 MB at half the rate; in one lane they would wait for all of the 21 ms of bulk.
+    time = replay(trace_of(call(work(30e-3), bulk, message(2), Wait(0, 0, 1))), MACHINE)
+    assert time.waiting == pytest.approx(5e-3)
+    # All of it takes the link as long as in one lane.
+    both = replay(trace_of(call(bulk, message(2), Wait(0, 0, 1), Wait(0, 0, 0), bulk, Wait(0, 0, 2))), MACHINE)
+    assert both.steady == pytest.approx(2 * 21e-3 + 2e-3)
+
+
 def test_links_that_are_shared_carry_the_messages_of_all() -> None:
     parts = trace_of(call(message(10), Wait(0, 0, 0)))
     alone = replay(parts, MACHINE).steady

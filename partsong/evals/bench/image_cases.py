@@ -57,7 +57,7 @@ def fastest(model: str, tokens: int, nproc: int) -> Mix:
     module, seconds = row.build().eval(), dict[Mix, float]()
     for mix in ((), *(mix for mix in row.mixes if combined_kind(mix) == "exact")):
         ranks = nproc if mix else 1
-        trace = trace_calls(module, mix, ranks, row.inputs(tokens, 0.5))
+        trace = trace_calls(module, mix, ranks, row.inputs(tokens, 0.5), fused=not measured.device.host)
         seconds[mix] = replay(trace, measured.machine(ranks)).steady
     best = min(seconds, key=lambda mix: seconds[mix])
     return best if seconds[best] * CLEAR < seconds[()] else ()

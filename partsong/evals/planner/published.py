@@ -16,8 +16,8 @@ from typing import Any
 from partsong.errors import ArgumentError, PartsongError
 from partsong.parallel.strategy import Strategy
 from partsong.planner.calls import Size
-from partsong.planner.devices import DEVICES, LINKS
-from partsong.planner.estimate import estimate
+from partsong.planner.clock import GenerationTime, clock_generation
+from partsong.planner.devices import DEVICES, LINKS, REPEATED
 from partsong.planner.hardware import Machine
 from partsong.planner.models import subject_named
 from partsong.planner.steps import Tracer
@@ -32,7 +32,7 @@ from partsong.samplers.registry import (
     Ulysses,
 )
 
-__all__ = ["Group", "Point", "groups_of", "read_points", "run", "summarise"]
+__all__ = ["Group", "Point", "groups_of", "quantile", "read_points", "run", "summarise"]
 
 #: Rows that come with the package, each with its source.
 DATA = Path(__file__).with_name("published.json")
@@ -96,6 +96,7 @@ class Point:
         device: its name in the planner.
         link: its name in the planner.
         compiled: whether blocks were compiled.
+        source: where it was published.
     """
 
     group: str
@@ -108,6 +109,12 @@ class Point:
     device: str
     link: str
     compiled: bool
+    source: str
+
+    @property
+    def machine(self) -> str:
+        """Names the paper or project and the machine, which have most of what is not known in common."""
+        return ", ".join((re.split(r"[:#(]", self.source)[0].strip(), self.device, self.link))
 
     @property
     def mix(self) -> tuple[Strategy, ...]:
@@ -185,6 +192,7 @@ def _point(row: Mapping[str, Any]) -> Point:
         device,
         link,
         bool(row.get("compiled")),
+        row["source"],
     )
 
 
@@ -200,19 +208,30 @@ class Group:
         self.points, self.name = tuple(points), first.group
         self.subject: Subject = subject_named(first.model)
         self.tracer = Tracer(self.subject, first.size)
+        self._times: dict[tuple[Point, float, float], GenerationTime] = {}
 
-    def predict(self, point: Point, compute: float = 1.0, beside: float = 1.0) -> float:
+    def predict(self, point: Point, compute: float = 1.0, beside: float = 1.0, repeated: float = REPEATED) -> float:
         """Predicts the seconds of a row.
 
         Args:
             point: the row.
             compute: how many times as long work takes as on the device that data sheets describe.
             beside: the same for messages and for the host.
+            repeated: what devices do beside their part, as a share of the time of one.
         """
+        key = point, compute, beside
+        if key not in self._times:
+            self._times[key] = self._time(*key)
+        time = self._times[key]
+        return time.seconds + (repeated - 1.0) * time.repeated
+
+    def _time(self, point: Point, compute: float, beside: float) -> GenerationTime:
         device, link = DEVICES[point.device], LINKS[point.link]
-        device = replace(device.slower(compute), dispatch=device.dispatch * beside, fused=point.compiled)
+        host = {"dispatch": device.dispatch * beside, "attend": device.attend * beside}
+        device = replace(device.slower(compute), **host, fused=point.compiled, repeated=1.0)
         machine = Machine(device=device, link=link.slower(beside), ranks=point.ranks, per_node=8)
-        return estimate(self.tracer, point.mix, machine, point.steps).seconds
+        traced = self.tracer.trace(point.mix, point.ranks, point.steps)
+        return clock_generation(traced, self.tracer, machine, point.steps, 1)
 
     def _can_run(self, point: Point) -> bool:
         try:
@@ -221,13 +240,19 @@ class Group:
             return False
         return True
 
-    def fit(self) -> tuple[float, float]:
-        """Returns the two constants that suit the rows of one and two devices best, near 1 where they say little."""
-        known = [point for point in self.points if point.ranks <= 2 and self._can_run(point)]
+    def fit(self, repeated: float = REPEATED, most: int = 2) -> tuple[float, float]:
+        """Returns the two constants that suit the rows of few devices best, near 1 where they say little.
+
+        Args:
+            repeated: as for `predict`.
+            most: devices of a row that is known.
+        """
+        known = [point for point in self.points if point.ranks <= most and self._can_run(point)]
 
         @functools.cache
         def loss(compute: float, beside: float) -> float:
-            errors = (math.log(self.predict(p, math.exp(compute), math.exp(beside)) / p.seconds) for p in known)
+            two = math.exp(compute), math.exp(beside)
+            errors = (math.log(self.predict(p, *two, repeated) / p.seconds) for p in known)
             near = (compute / _COMPUTE) ** 2 + (beside / _BESIDE) ** 2
             return sum((error / _ERROR) ** 2 for error in errors) + near
 
@@ -291,17 +316,18 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ]
     return {
         "held_out": len(held),
-        "held_out_median": _quantile(held, 0.5),
-        "held_out_p90": _quantile(held, 0.9),
+        "held_out_median": quantile(held, 0.5),
+        "held_out_p90": quantile(held, 0.9),
         "pairs": len(right),
         "pairs_ordered": sum(right) / max(1, len(right)),
         "profiles_only": len(plain),
-        "profiles_only_median": _quantile(plain, 0.5),
-        "profiles_only_p90": _quantile(plain, 0.9),
+        "profiles_only_median": quantile(plain, 0.5),
+        "profiles_only_p90": quantile(plain, 0.9),
     }
 
 
-def _quantile(values: Sequence[float], share: float) -> float | None:
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """Returns the value below which a share of the values lies; None where there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 

@@ -13,7 +13,7 @@ from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Runs, Stage, shard_runs
 from partsong.parallel.exchange.displaced_borders import DisplacedBorders
-from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values
+from partsong.parallel.exchange.key_blocks import unpack_keys_values
 from partsong.parallel.exchange.rotating_slots import RotatingSlots
 from partsong.parallel.exchange.rotation import Rotation, View, rotation_of, visible
 from partsong.parallel.exchange.slots import Slots
@@ -37,8 +37,8 @@ class DisplacedPatch(Strategy):
 
     Diffusion changes little from step to step. So no rank waits for the exchange: keys and values travel while ranks
     compute, and are read one step later. DistriFusion reads them as they are (``order=0``). By default they are
-    extrapolated here from the last two steps, which moves no more bytes and costs one more buffer. Approximate; with
-    ``warmup_steps`` at or above the number of steps it is exact.
+    extrapolated here from the last two steps: a rank sends its own as they will be in the next step, which moves no
+    more bytes. Approximate; with ``warmup_steps`` at or above the number of steps it is exact.
 
     Use it when links are slow, steps are many, and the picture may differ a little.
 
@@ -95,8 +95,11 @@ class DisplacedStage(Stage):
 
     def __init__(self, axis: Axis, clock: StepClock, knobs: DisplacedPatch) -> None:
         self.axis, self.clock, self.knobs, self.wire = axis, clock, knobs, wire_of(knobs.wire)
+        #: Rows that travel compressed, or in turns, are extrapolated from what their readers know as well.
+        self.sends_ahead = self.wire is None
         self.slots: dict[SlotsKey, Slots] = {}
         self.rotating: dict[SlotsKey, RotatingSlots] = {}
+        self._last_kept = 0
         clock.on_begin(self.reset)
         clock.on_end(self.settle)
         clock.on_change(self.forget)
@@ -113,9 +116,18 @@ class DisplacedStage(Stage):
 
     def settle(self) -> None:
         """Waits for pending messages and forgets them."""
+        self._last_kept = self._bytes() or self._last_kept
         for slots in (*self.slots.values(), *self.rotating.values()):
             slots.settle()
         self.abandon()
+
+    def kept(self) -> str | None:
+        """Says how much memory keys and values of earlier steps take, in this generation or the last one."""
+        kept = self._bytes() or self._last_kept
+        return f"keys and values of earlier steps: {kept / 1e6:,.1f} MB on this rank" if kept else None
+
+    def _bytes(self) -> int:
+        return sum(slots.nbytes for slots in (*self.slots.values(), *self.rotating.values()))
 
     def abandon(self) -> None:
         """Forgets pending messages without waiting, after an error."""
@@ -129,7 +141,8 @@ class DisplacedStage(Stage):
             return self.run_rotating(call, self.rotating[key], inner)
         slots = self.slots.get(key)
         if slots is None:
-            slots = self.slots[key] = Slots(self.axis, runs, empty_block(call.k, 0), self.knobs.order)
+            ahead = self.sends_ahead and self.clock.num_steps is not None
+            slots = self.slots[key] = Slots(self.axis, runs, self.clock, self.knobs.order, ahead=ahead)
         assert slots.runs == runs, "the token count changed within a generation"
         if self.clock.step < self.knobs.warmup_steps or slots.is_empty:
             return self.run_warmup(call, slots, inner)
@@ -154,13 +167,13 @@ class DisplacedStage(Stage):
 
     def run_warmup(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
         """Attends to the fresh keys of all ranks."""
-        return attend_to(slots.gather(call, self.clock.step), everything(slots.runs), call, inner)
+        return attend_to(slots.gather(call, self.knobs.warmup_steps), everything(slots.runs), call, inner)
 
     def run_displaced(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
         """Attends to own fresh keys and to a forecast of the others', all of the last step."""
-        rows = slots.forecast(call, self.clock)
+        rows = slots.forecast(call)
         if not self.clock.is_last_step:
-            slots.send(rows, self.clock.step)
+            slots.send(rows)
         return attend_to(rows, everything(slots.runs), call, inner)
 
     def run_rotating(self, call: AttentionCall, slots: RotatingSlots, inner: Inner) -> Tensor:
@@ -168,7 +181,7 @@ class DisplacedStage(Stage):
         assert slots.runs == shard_runs(call), "the token count changed within a generation"
         rows = slots.forecast(call)
         if not self.clock.is_last_step:
-            slots.send()
+            slots.send(rows)
         return attend_to(rows, everything(slots.runs), call, inner)
 
     def predict(self, shape: AttentionShape) -> tuple[int, tuple[AttentionShape, ...]]:

@@ -96,7 +96,7 @@ class PartialStage(DisplacedStage):
 
     def __init__(self, axis: Axis, clock: StepClock, knobs: PartialPatch, everyone: Axis) -> None:
         super().__init__(axis, clock, knobs)
-        self.everyone, self.error_budget, self.far = everyone, knobs.error_budget, knobs.far
+        self.everyone, self.error_budget, self.far, self.sends_ahead = everyone, knobs.error_budget, knobs.far, False
         self.portions: dict[int, float] = {}
         self.candidates = tuple(portion for portion in CANDIDATES if portion < axis.size - 1)
         self._fixed = None if isinstance(knobs.portion, str) else float(knobs.portion)
@@ -118,7 +118,7 @@ class PartialStage(DisplacedStage):
 
     def run_warmup(self, call: AttentionCall, slots: Slots, inner: Inner) -> Tensor:
         """Attends to the fresh keys of all ranks; in the last such step also to portions of them."""
-        out = super().run_warmup(call, slots, inner)
+        out = super().run_warmup(call, slots, inner)  # keeps the fresh rows as they are
         is_open = self._fixed is None and not self.portions
         if is_open and self.clock.step >= self.knobs.warmup_steps - 1 and not self.clock.is_last_step:
             self._measure(call, slots, out, inner)

@@ -49,17 +49,19 @@ class RotatingSlots:
         self.axis, self.runs, self.own, self.layer, self.wire = whole.axis, whole.runs, whole.own, layer, wire
         self._rotations, self._clock = tuple(rotations), clock
         self._before, self._step = whole.held[-1][self.own].clone(), whole.steps[-1]
+        self._order = whole.order
         self._pending: Pending | None = None
         self._under_way: list[tuple[Tensor, list[Part]]] = []
         last, older, steps = whole.held[-1], None, (self._step, self._step)
-        self._now = whole.free.pop()
         if len(whole.held) == 2:
             # The values of the warm-up are stored as if its last step had sent a forecast of this one.
             ratio = Stretch(self.own, (whole.steps[0], self._step)).ratio(clock, clock.step)
             older, last, steps = last, whole.held[0].lerp_(last, 1.0 + ratio), (self._step, clock.step)
         elif whole.order:
-            older = whole.free.pop()
-        self.known = KnownRows(last, older, wire)
+            older = torch.empty_like(last)
+        # A line through older values takes rows of more than a step ago, or differences from them.
+        is_read = wire is None or wire.is_residual or any(rotation.takes_turns for rotation in rotations)
+        self.known = KnownRows(last, older if is_read else None, wire)
         self._stretches = [self._cut(sender, steps) for sender in range(self.axis.size)]
 
     def _cut(self, sender: int, steps: tuple[int, int]) -> dict[int, Stretch]:
@@ -73,16 +75,17 @@ class RotatingSlots:
     def forecast(self, call: AttentionCall) -> Tensor:
         """Returns this rank's fresh rows and the last known values of the others', extrapolated by their age."""
         self.settle()
+        now = torch.empty_like(self.known.last)
         for sender, stretches in enumerate(self._stretches):
             if sender != self.axis.index:
                 for stretch in stretches.values():
-                    self._now[stretch.rows] = self.known.carried(stretch, stretch.ratio(self._clock, self._clock.step))
-        write_keys_values(self._now[self.own], call.k, call.v)
-        return self._now
+                    now[stretch.rows] = self.known.carried(stretch, stretch.ratio(self._clock, self._clock.step))
+        write_keys_values(now[self.own], call.k, call.v)
+        return now
 
-    def send(self) -> None:
-        """Sends each rank those of this rank's rows that are due, and receives those of the others."""
-        me, target = self.axis.index, self._target()
+    def send(self, now: Tensor) -> None:
+        """Sends each rank those of this rank's rows in `now` that are due, and receives those of the others."""
+        me, target = self.axis.index, self._target(now[self.own])
         sends: dict[int, Tensor] = {}
         recvs: dict[int, Tensor] = {}
         for sender, rotation in enumerate(self._rotations):
@@ -100,11 +103,19 @@ class RotatingSlots:
                 self._under_way.append((recvs[sender], self._parts(sender, due[me])))
         self._pending = exchange(self.axis, sends, recvs, name="displaced patches")
 
-    def _target(self) -> Tensor:
-        """Returns this rank's rows, extrapolated to the next step from the last two."""
-        fresh, step = self._now[self.own], self._clock.step
+    @property
+    def nbytes(self) -> int:
+        """Returns the bytes of what is kept from one step to the next."""
+        messages = (message for message, _ in self._under_way)
+        return sum(
+            kept.nbytes for kept in (self.known.last, self.known.older, self._before, *messages) if kept is not None
+        )
+
+    def _target(self, fresh: Tensor) -> Tensor:
+        """Returns this rank's rows, extrapolated to the next step from the last two, in memory of their own."""
+        step = self._clock.step
         ratio = Stretch(self.own, (self._step, step)).ratio(self._clock, step + 1)
-        target = fresh if self.known.older is None else torch.lerp(self._before, fresh, 1.0 + ratio)
+        target = torch.lerp(self._before, fresh, 1.0 + ratio) if self._order else fresh.clone()
         self._before.copy_(fresh)
         self._step = step
         return target

@@ -99,10 +99,11 @@ class UlyssesStage(Stage):
 
     def _cut(self, call: AttentionCall) -> list[Wave]:
         """Cuts the heads into waves, and remembers how."""
-        key = call.q.shape, call.k.shape[1], call.sizes, call.index, call.q.is_cpu
+        on_device = call.q.is_cuda or (self.axis.dry and self.axis.is_fused)
+        key = call.q.shape, call.k.shape[1], call.sizes, call.index, on_device
         if key not in self._waves:
             tokens, waves = self._token_counts(call), self.waves
-            if not call.q.is_cpu:
+            if on_device:
                 tiles = call.q.shape[0] * -(-call.q.shape[1] // self.axis.size) * -(-sum(tokens) // TILE_ROWS)
                 waves = min(waves, max(tiles // TILES, 1))
             q, kv_heads = tuple(call.q.shape), call.k.shape[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from partsong.errors import ArgumentTypeError, UnsupportedError
+from partsong.kernels.merge import fused_without_values
 from partsong.parallel.plan.plan import Plan
 from partsong.parallel.plan.remembered_shapes import RememberedShapes
 from partsong.parallel.ranks.agreement import AGREED_STEPS
@@ -35,6 +37,7 @@ class DryMesh:
         rank: whose view it is.
         network: is notified of every message; None for nobody.
         shares: relative speed of each rank. Default: all equal.
+        fused: whether ranks have a library that moves all parts of a tensor in one operation, as GPUs do.
     """
 
     def __init__(
@@ -44,12 +47,14 @@ class DryMesh:
         rank: int = 0,
         network: Network | None = None,
         shares: Sequence[float] | None = None,
+        *,
+        fused: bool = False,
     ) -> None:
         check_degrees(degrees, world_size)
         self.shares = check_shares(shares, world_size)
         self.degrees = {name: degrees[name] for name in AXES}
         self.world_size, self.rank, self.network = world_size, rank, network
-        self.device, self.is_main = torch.device("meta"), rank == 0
+        self.device, self.is_main, self.fused = torch.device("meta"), rank == 0, fused
         self._axes: dict[tuple[str, ...], Axis] = {}
 
     def axis(self, *names: str) -> Axis:
@@ -62,12 +67,14 @@ class DryMesh:
             ranks = tuple(line.flatten().tolist())
             shares, name = shares_along(split, self.degrees, self.shares), "*".join(split) or "alone"
             index = ranks.index(self.rank)
-            self._axes[split] = Axis(name, ranks, index, dry=True, network=self.network, shares=shares)
+            dry: dict[str, Any] = {"dry": True, "network": self.network, "is_fused": self.fused and len(ranks) > 1}
+            self._axes[split] = Axis(name, ranks, index, shares=shares, **dry)
         return self._axes[split]
 
     def lane(self, *names: str) -> Axis:
-        """Returns the axis itself: bytes are the same on any lane."""
-        return self.axis(*names)
+        """Returns an axis of the same ranks whose messages do not queue with its other ones, where `Mesh` makes one."""
+        axis = self.axis(*names)
+        return replace(axis, lane="bulk") if axis.is_fused else axis
 
     def abandon(self) -> None:
         """Does nothing: no rank waits for what was only counted."""
@@ -87,6 +94,7 @@ class DryRun:
         network: is notified of every message; None for nobody.
         shares: relative speed of each rank. Default: all equal.
         shapes: memory of earlier runs; None starts without.
+        fused: whether the ranks are GPUs: messages and results of attention are then put together in one operation.
 
     Attributes:
         plan: the plan.
@@ -112,13 +120,14 @@ class DryRun:
         network: Network | None = None,
         shares: Sequence[float] | None = None,
         shapes: RememberedShapes | None = None,
+        fused: bool = False,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise ArgumentTypeError(f"predict() takes a denoiser module, not {type(module).__name__}")
         for strategy in strategies:
             if (reason := strategy.unpredictable()) is not None:
                 raise UnsupportedError(f"predict(): {reason}")
-        mesh: Any = DryMesh(mesh_for(strategies, ranks), ranks, rank, network, shares)
+        mesh: Any = DryMesh(mesh_for(strategies, ranks), ranks, rank, network, shares, fused=fused)
         # The middle of the generation is past the warm-up, past the first comparisons of inputs, and not the last step.
         self.warmup = max([0, *(strategy.warmup_steps for strategy in strategies)])
         steady = max(AGREED_STEPS, self.warmup)
@@ -130,6 +139,7 @@ class DryRun:
         tensors = itertools.chain(module.named_parameters(), module.named_buffers())
         self.state = {name: tensor.detach().to("meta") for name, tensor in tensors}
         self._shapes = RememberedShapes() if shapes is None else shapes
+        self._merging = fused_without_values if fused else nullcontext
         self.plan.clock.driven = True
         self.plan.clock.begin(list(range(2 * steady + 2, 0, -1)))
 
@@ -137,7 +147,7 @@ class DryRun:
         """Makes the next step's call, and returns the module's output, without values."""
         has_values = any(isinstance(value, Tensor) and not value.is_meta for value in tree_leaves(self.inputs))
         try:
-            with torch.no_grad(), _Values() if has_values else nullcontext(), _FusedAttention():
+            with torch.no_grad(), self._merging(), _Values() if has_values else nullcontext(), _FusedAttention():
                 output = torch.func.functional_call(self.module, self.state, kwargs=self.inputs)
         except (RuntimeError, ValueError) as problem:
             if isinstance(problem, ValueError) and "meta device" not in str(problem):

@@ -101,7 +101,7 @@ class Messages:
         self._peers = [axis.ranks[peer] for parts in (recvs, sends) for peer, part in parts.items() if part.numel()]
         self._ops: list[dist.P2POp] = []
         self._tensors: list[Tensor] = []
-        if axis.is_fused:  # which has no tags, so the same operations can be posted again
+        if axis.is_fused and not axis.dry:  # without tags the same operations can be posted again
             self._build(0, [])
 
     def post(self) -> Pending:
@@ -114,7 +114,7 @@ class Messages:
             _count(self.sends.values(), self.recvs.values())
         if axis.network is not None:
             sent, received = ({axis.ranks[p]: t.nbytes for p, t in part.items()} for part in (self.sends, self.recvs))
-            return Pending(self.name, [axis.network.post(sent, received)])
+            return Pending(self.name, [axis.network.post(sent, received, lane=axis.lane)])
         if axis.dry or axis.size == 1 or not self._peers:
             return Pending(self.name)
         finish: list[Callable[[], Any]] = []
@@ -164,12 +164,8 @@ def fused_all_to_all(
         received: how many numbers come from each rank.
         name: what errors call it.
     """
-    me, unit = axis.index, send.element_size()
-    amounts = {
-        "bytes_sent": (sum(sent) - sent[me]) * unit,
-        "bytes_received": (sum(received) - received[me]) * unit,
-        "messages": sum(count > 0 for count in sent) - (sent[me] > 0),
-    }
+    unit, peers = send.element_size(), [peer for peer in range(axis.size) if peer != axis.index]
+    amounts = {peer: sent[peer] * unit for peer in peers}, {peer: received[peer] * unit for peer in peers}
 
     def post() -> Any:
         return dist.all_to_all_single(recv, send, list(received), list(sent), group=axis.group, async_op=True)
@@ -186,17 +182,30 @@ def fused_sum(axis: Axis, part: Tensor, sent: int, *, name: str) -> None:
         sent: how many numbers a rank sends for it.
         name: what errors call it.
     """
-    amounts = {"bytes_sent": sent * part.element_size(), "bytes_received": sent * part.element_size(), "messages": 1}
+    after, before, moved = (axis.index + 1) % axis.size, (axis.index - 1) % axis.size, sent * part.element_size()
+    amounts = {after: moved}, {before: moved}  # as around a ring
     _posted(axis, lambda: dist.all_reduce(part, group=axis.group, async_op=True), (part,), amounts, name).wait()
 
 
 def _posted(
-    axis: Axis, post: Callable[[], Any], tensors: Sequence[Tensor], amounts: Mapping[str, int], name: str
+    axis: Axis,
+    post: Callable[[], Any],
+    tensors: Sequence[Tensor],
+    amounts: tuple[Mapping[int, int], Mapping[int, int]],
+    name: str,
 ) -> Pending:
-    if axis.doubts:
+    """Posts one operation that sends and receives these bytes to and from peers."""
+    if axis.doubts and not axis.dry:
         _check_stops(axis)
     count = next(axis.calls)
-    ledger.count(**amounts)
+    sent, received = amounts
+    messages = sum(map(bool, sent.values()))
+    ledger.count(bytes_sent=sum(sent.values()), bytes_received=sum(received.values()), messages=messages)
+    if axis.network is not None:
+        sent, received = ({axis.ranks[peer]: number for peer, number in way.items()} for way in amounts)
+        return Pending(name, [axis.network.post(sent, received, lane=axis.lane)])
+    if axis.dry:
+        return Pending(name)
     peers = [rank for place, rank in enumerate(axis.ranks) if place != axis.index]
     label = f"{name} on axis {axis.name} (exchange {count})"
     with named_range(label), operation(label, peers):
@@ -266,13 +275,12 @@ def all_gather(axis: Axis, buffer: Tensor, sizes: Sequence[int], *, name: str = 
     """
     if axis.is_fused and len(set(sizes)) == 1:
         own = buffer.narrow(0, sizes[0] * axis.index, sizes[0])
-        unit, others = own.nbytes, axis.size - 1
-        amounts = {"bytes_sent": unit * others, "bytes_received": unit * others, "messages": others if unit else 0}
+        others = dict.fromkeys((peer for peer in range(axis.size) if peer != axis.index), own.nbytes)
 
         def post() -> Any:
             return dist.all_gather_into_tensor(buffer, own, group=axis.group, async_op=True)
 
-        return _posted(axis, post, (buffer,), amounts, name)
+        return _posted(axis, post, (buffer,), (others, others), name)
     rows = buffer.split(list(sizes))
     return all_to_all(axis, [rows[axis.index]] * axis.size, rows, name=name)
 

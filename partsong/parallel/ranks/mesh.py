@@ -34,12 +34,13 @@ _OPENED = itertools.count()
 class Network(Protocol):
     """Describes a listener for messages that are only predicted."""
 
-    def post(self, sent: Mapping[int, int], received: Mapping[int, int]) -> Any:
+    def post(self, sent: Mapping[int, int], received: Mapping[int, int], *, lane: str = "") -> Any:
         """Notes messages of a rank to and from others, and returns an object with a method ``wait``.
 
         Args:
             sent: bytes to each global rank.
             received: bytes from each global rank.
+            lane: messages of one lane are carried out one after the other, those of others beside them.
         """
         ...
 
@@ -55,6 +56,7 @@ class Axis:
         group: the process group, None when the axis has a single rank.
         dry: exchanges are only counted, for `partsong.parallel.predict`.
         network: is notified of messages where exchanges are only counted; None for nobody.
+        lane: names the messages of the axis that are carried out one after the other, for `network`.
         calls: numbers the exchanges on this axis. All its ranks make the same ones; other groups of the mesh need not.
         shares: relative speed of each place, the same in all groups of the mesh; None where all are equal.
         doubts: not empty where a call failed since the last exchange, so that ranks may have stopped elsewhere.
@@ -67,6 +69,7 @@ class Axis:
     group: Any = None
     dry: bool = False
     network: Network | None = None
+    lane: str = ""
     calls: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
     shares: tuple[float, ...] | None = None
     doubts: list[str] = field(default_factory=list, repr=False, compare=False)

@@ -80,7 +80,7 @@ class MemoryForecast:
             dtype=dtype,
         )
         size = Size(height=self._height, width=self._width, frames=self._frames, dtype=dtype)
-        self._tracer = Tracer(self._subject, size)
+        self._tracer = Tracer(self._subject, size, fused=mesh.device.type == "cuda")
         parts = [part for part in pipe.components.values() if isinstance(part, nn.Module)]
         self._beside = sum(_bytes(part) for part in parts if part is not denoiser)
         self._whole = _bytes(denoiser)
