@@ -33,7 +33,7 @@ class Slots:
         ahead: whether rows are sent as they will be, which takes a clock that knows the next step's time.
 
     Attributes:
-        held: the rows of the last steps, newest last; with `ahead` those of the next step, once it is after the warm-up.
+        held: the rows of the last steps, newest last; with `ahead` those of the next step, once the warm-up is over.
         steps: the step of each of `held`.
         own: the slice of this rank's rows in a buffer.
         before: this rank's rows in the last step; None before the first.
@@ -85,7 +85,7 @@ class Slots:
         spare = self.held.pop(0) if is_full else torch.empty_like(rows)
         self.steps = self.steps[is_full:]
         fresh, ratio = rows[self.own], self._ratio() if self.ahead else None
-        if ratio is None:
+        if ratio is None or self.before is None:
             spare[self.own] = fresh
         else:
             torch.lerp(self.before, fresh, 1.0 + ratio, out=spare[self.own])
