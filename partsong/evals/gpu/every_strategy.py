@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from partsong.errors import PartsongError
+from partsong.errors import PartsongError, UnsupportedError
 from partsong.evals.gpu.compared import distance
 from partsong.evals.gpu.findings import Equipment, Finding, at_most, holds, skipped
 from partsong.evals.gpu.tiny_pipelines import TINY, TinyPipeline
@@ -111,6 +111,8 @@ def _compared(
         with mesh, parallelize(pipe, *mix, mesh=mesh) as plan:
             got = _tensor(generate(plan, **arguments()))
     except PartsongError as error:
+        if isinstance(error, UnsupportedError) and dtype is torch.bfloat16:
+            return skipped(check, f"refused in this type: {error}")  # a loop may need finer numbers than it was given
         return holds(check, False, f"{type(error).__name__}: {error}", "no error")
     apart = agree(world.axis("data"), [distance([got], [want])])
     return at_most(check, max(value[0] for value in apart), BOUNDS[dtype])

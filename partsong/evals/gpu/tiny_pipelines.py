@@ -20,19 +20,19 @@ class TinyPipeline:
     """Describes one pipeline.
 
     Attributes:
-        build: makes it; the caller sets the seed.
+        build: makes it, for a GPU or not; the caller sets the seed.
         call: makes the arguments of a call for samples, steps, a device and a type; `prompt` chooses the text.
         denoiser: which part denoises.
     """
 
-    build: Callable[[], Any]
+    build: Callable[[bool], Any]
     call: Callable[..., dict[str, Any]]
     denoiser: str = "transformer"
 
     def make(self, device: torch.device | str, dtype: torch.dtype) -> Any:
         """Builds it on a device, with the same random weights in every process."""
         torch.manual_seed(11)
-        pipe = self.build()
+        pipe = self.build(torch.device(device).type == "cuda")
         for part in pipe.components.values():
             if isinstance(part, nn.Module):
                 _draw(part.eval())
@@ -66,7 +66,7 @@ def _autoencoder(**changed: Any) -> Any:
     return AutoencoderKL(**settings | changed)
 
 
-def _flux() -> Any:
+def _flux(on_gpu: bool) -> Any:
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 
     transformer = FluxTransformer2DModel(
@@ -104,7 +104,7 @@ def _flux_call(device: Any, dtype: torch.dtype, *, samples: int = 1, steps: int 
     return whole | dict(zip(names, pooled, strict=True)) | {"true_cfg_scale": 3.0}
 
 
-def _wan() -> Any:
+def _wan(on_gpu: bool) -> Any:
     from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 
     transformer = WanTransformer3DModel(
@@ -137,14 +137,14 @@ def _wan_call(device: Any, dtype: torch.dtype, *, samples: int = 1, steps: int =
     return _call(device, dtype, samples, steps, prompt, (80, 112)) | {"num_frames": 9}
 
 
-def _stable_diffusion() -> Any:
-    """Makes heads of 160 numbers, as the lowest level of Stable Diffusion 1.5 has."""
+def _stable_diffusion(on_gpu: bool) -> Any:
+    """Makes heads of 160 numbers on a GPU, as the lowest level of Stable Diffusion 1.5 has: kernels take them apart."""
     from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 
     kind: Any = UNet2DConditionModel  # its annotations name only one of the forms it takes
     unet = kind(
         sample_size=16,
-        block_out_channels=(32, 640),
+        block_out_channels=(32, 640 if on_gpu else 64),
         layers_per_block=1,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
