@@ -301,7 +301,7 @@ class Clock:
         return done
 
     def _beside(self, name: str, lane: str, begins: float, moving: float) -> float:
-        """Returns the seconds of a transfer that shares its link with what is under way on other lanes, and delays it."""
+        """Returns the seconds of a transfer that shares its link with what other lanes carry, and delays that."""
         for other, free in self._free.items():
             if other[0] == name and other[1] != lane and free > begins:
                 shared = min(moving, free - begins)

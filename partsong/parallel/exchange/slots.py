@@ -33,7 +33,7 @@ class Slots:
         ahead: whether rows are sent as they will be, which takes a clock that knows the next step's time.
 
     Attributes:
-        held: the rows of the last steps, newest last; with `ahead` those of the next step, once it is after the warm-up.
+        held: the rows of the last steps, newest last; with `ahead` those of the next step, once past the warm-up.
         steps: the step of each of `held`.
         own: the slice of this rank's rows in a buffer.
         before: this rank's rows in the last step; None before the first.
