@@ -196,8 +196,8 @@ def _decoded(entry: Mapping[str, Any]) -> CallTrace:
 
 _NUMBERS = ("warmup", "working", "weights", "kept", "checks", "returned", "handed", "keys", "blocks")
 #: How an event is made of its fields, by its name.
-_KINDS: Mapping[int, Any] = {
-    "Post": lambda fields: Post(*(dict(map(tuple, way)) for way in fields[:2]), fields[2]),
+_KINDS: Mapping[str, Any] = {
+    "Post": lambda fields: Post(dict(map(tuple, fields[0])), dict(map(tuple, fields[1])), fields[2]),
     "Wait": lambda fields: Wait(*fields),
     "OperatorWork": lambda fields: OperatorWork(*fields),
 }

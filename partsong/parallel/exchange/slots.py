@@ -85,7 +85,7 @@ class Slots:
         spare = self.held.pop(0) if is_full else torch.empty_like(rows)
         self.steps = self.steps[is_full:]
         fresh, ratio = rows[self.own], self._ratio() if self.ahead else None
-        if ratio is None:
+        if ratio is None or self.before is None:
             spare[self.own] = fresh
         else:
             torch.lerp(self.before, fresh, 1.0 + ratio, out=spare[self.own])
