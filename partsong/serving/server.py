@@ -365,7 +365,8 @@ class Server:
     def _model_ready(self, replicas: Replicas, facts: Ready) -> None:
         """Submits what the last server left behind; describing those jobs takes facts that only the ranks know."""
         for job in list(self.jobs.values()):
-            if job.model == replicas.name and job.status == "queued":
+            is_suspect = self._suspects[replicas.name].holds(job.id)
+            if job.model == replicas.name and job.status == "queued" and not is_suspect:
                 strategies = () if job.strategy == SERIAL else tuple(job.strategy.split("+"))
                 replicas.submit(work_of(job, self.file, facts.defaults, strategies))
 

@@ -21,6 +21,10 @@ class Suspects:
         self._waiting: list[JobWork] = []
         self._tried: str | None = None
 
+    def holds(self, name: str) -> bool:
+        """Says whether a job waits here."""
+        return any(work.id == name for work in self._waiting)
+
     def add(self, work: JobWork) -> None:
         """Takes a job; `try_next` submits it."""
         self.end(work.id)

@@ -17,7 +17,7 @@ STREAMED = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
 #: Seconds between two checks that the client is still connected.
 _LOOK = 0.5
 #: Status of a reply by the code of a job's error, where it is not 500.
-_STATUS = {"refused": 400, "no_room": 507, "server_ends": 503}
+_STATUS = {"refused": 400, "no_room": 507}
 
 
 async def completed(server: Server, job: Job, request: Request) -> Job:

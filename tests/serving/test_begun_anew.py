@@ -168,6 +168,37 @@ def test_jobs_that_lost_their_ranks_are_tried_one_at_a_time() -> None:
     assert given == ["a", "c", "a"]
 
 
+def test_ranks_that_have_come_back_get_one_suspect_at_a_time(tmp_path: Path) -> None:
+    _left_behind(tmp_path, ("queued", "queued", "queued"))
+    given: list[list[str]] = []
+
+    class Dying(Ranks):
+        """Takes all jobs before it works on one, and dies with them the first time."""
+
+        def run(self, settings: ReplicaSettings, nproc: int, closing: threading.Event) -> None:
+            with Client(settings.address, authkey=settings.authkey) as line, contextlib.suppress(EOFError):
+                line.send(Ready(strategies=(), defaults={}, kind="image"))
+                taken: list[str] = []
+                given.append(taken)
+                while not isinstance(message := line.recv(), Stop):
+                    if not isinstance(message, Submit):
+                        continue
+                    taken.append(message.work.id)
+                    line.send(JobStarted(message.work.id))
+                    if len(given) > 1:
+                        assert not line.poll(0.2), "another one came before this one had ended"
+                        line.send(JobFinished(id=message.work.id, spent=(), seconds=1.0))
+                    elif len(taken) == 3:
+                        pause = threading.Event()
+                        while any(self.jobs[name].status != "in_progress" for name in taken):
+                            pause.wait(0.005)
+                        raise DistributedError("rank 0 was killed by SIGKILL")
+
+    jobs = _served(tmp_path, Dying())
+    assert [(job.status, job.losses) for job in jobs] == [("completed", 1)] * 3
+    assert [sorted(taken) for taken in given] == [["image_0", "image_1", "image_2"]] * 2
+
+
 def test_a_full_disk_refuses_jobs_until_there_is_room(tmp_path: Path) -> None:
     _left_behind(tmp_path, ("queued",))
     pages, said = "PRAGMA max_page_count", list[str]()
