@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._pytree import tree_leaves
 
-from partsong import ArgumentError, CfgParallel, EncodeOnce, UnsupportedError, load_pipeline, parallelize
+from partsong import ArgumentError, CfgParallel, EncodeOnce, UnsupportedError, load_pipeline, parallelize, zoo
+from partsong.parallel.encode_once import SharedPrompts
 from partsong.parallel.loading.weight_files import WeightFiles
 from partsong.parallel.ranks.launch import launch
+from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.pieces import WeightPiece
 from tests import covering
 from tests.parallel import loading_worker as worker
@@ -133,3 +136,25 @@ def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
 def test_encode_once_needs_a_method_to_replace() -> None:
     with pytest.raises(UnsupportedError, match="no encode_prompt"):
         parallelize(FAMILIES["SD3"].model(6, torch.float32), EncodeOnce(), CfgParallel())
+
+
+@pytest.mark.parametrize("free", [0, 1 << 40])
+def test_encoders_stay_where_there_is_room_and_come_layer_by_layer_where_not(free: int) -> None:
+    pipe = zoo.load("shapes")
+    prompts = SharedPrompts(pipe, Axis("alone", (0,), 0), torch.device("cpu"))
+    encoder = pipe.text_encoder
+
+    def encoded() -> list[Any]:
+        with torch.no_grad():
+            return tree_leaves(pipe.encode_prompt("a red circle", None, None, device="cpu"))
+
+    def num_hooked() -> int:
+        return sum(bool(getattr(vars(part).get("_diffusers_hook"), "hooks", {})) for part in encoder.modules())
+
+    before = encoded()
+    prompts._place(free, 1 << 40)
+    assert (num_hooked() > 0) == (free == 0)
+    assert all(map(torch.equal, encoded(), before))
+    prompts._detach()
+    assert num_hooked() == 0
+    assert all(map(torch.equal, encoded(), before))
