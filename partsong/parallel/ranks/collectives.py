@@ -42,6 +42,8 @@ __all__ = [
 ]
 
 _TAGS = 1 << 16
+#: Bytes to and from each peer index.
+_Amounts = tuple[Mapping[int, int], Mapping[int, int]]
 
 
 class Pending:
@@ -164,8 +166,10 @@ def fused_all_to_all(
         received: how many numbers come from each rank.
         name: what errors call it.
     """
-    unit, peers = send.element_size(), [peer for peer in range(axis.size) if peer != axis.index]
-    amounts = {peer: sent[peer] * unit for peer in peers}, {peer: received[peer] * unit for peer in peers}
+
+    def amounts() -> _Amounts:
+        unit, peers = send.element_size(), [peer for peer in range(axis.size) if peer != axis.index]
+        return {peer: sent[peer] * unit for peer in peers}, {peer: received[peer] * unit for peer in peers}
 
     def post() -> Any:
         return dist.all_to_all_single(recv, send, list(received), list(sent), group=axis.group, async_op=True)
@@ -182,8 +186,11 @@ def fused_sum(axis: Axis, part: Tensor, sent: int, *, name: str) -> None:
         sent: how many numbers a rank sends for it.
         name: what errors call it.
     """
-    after, before, moved = (axis.index + 1) % axis.size, (axis.index - 1) % axis.size, sent * part.element_size()
-    amounts = {after: moved}, {before: moved}  # as around a ring
+
+    def amounts() -> _Amounts:
+        moved = sent * part.element_size()  # as around a ring
+        return {(axis.index + 1) % axis.size: moved}, {(axis.index - 1) % axis.size: moved}
+
     _posted(axis, lambda: dist.all_reduce(part, group=axis.group, async_op=True), (part,), amounts, name).wait()
 
 
@@ -191,18 +198,19 @@ def _posted(
     axis: Axis,
     post: Callable[[], Any],
     tensors: Sequence[Tensor],
-    amounts: tuple[Mapping[int, int], Mapping[int, int]],
+    amounts: Callable[[], _Amounts],
     name: str,
 ) -> Pending:
-    """Posts one operation that sends and receives these bytes to and from peers."""
+    """Posts one operation; the bytes to and from peers are worked out where somebody counts them."""
     if axis.doubts and not axis.dry:
         _check_stops(axis)
     count = next(axis.calls)
-    sent, received = amounts
-    messages = sum(map(bool, sent.values()))
-    ledger.count(bytes_sent=sum(sent.values()), bytes_received=sum(received.values()), messages=messages)
+    if ledger.active() is not None or axis.network is not None:
+        sent, received = amounts()
+        messages = sum(map(bool, sent.values()))
+        ledger.count(bytes_sent=sum(sent.values()), bytes_received=sum(received.values()), messages=messages)
     if axis.network is not None:
-        sent, received = ({axis.ranks[peer]: number for peer, number in way.items()} for way in amounts)
+        sent, received = ({axis.ranks[peer]: number for peer, number in way.items()} for way in amounts())
         return Pending(name, [axis.network.post(sent, received, lane=axis.lane)])
     if axis.dry:
         return Pending(name)
@@ -275,12 +283,15 @@ def all_gather(axis: Axis, buffer: Tensor, sizes: Sequence[int], *, name: str = 
     """
     if axis.is_fused and len(set(sizes)) == 1:
         own = buffer.narrow(0, sizes[0] * axis.index, sizes[0])
-        others = dict.fromkeys((peer for peer in range(axis.size) if peer != axis.index), own.nbytes)
+
+        def amounts() -> _Amounts:
+            others = dict.fromkeys((peer for peer in range(axis.size) if peer != axis.index), own.nbytes)
+            return others, others
 
         def post() -> Any:
             return dist.all_gather_into_tensor(buffer, own, group=axis.group, async_op=True)
 
-        return _posted(axis, post, (buffer,), (others, others), name)
+        return _posted(axis, post, (buffer,), amounts, name)
     rows = buffer.split(list(sizes))
     return all_to_all(axis, [rows[axis.index]] * axis.size, rows, name=name)
 
