@@ -20,8 +20,8 @@ def describe_machine() -> dict[str, Any]:
     import torch.distributed as dist
 
     from partsong import kernels
+    from partsong.accelerator import devices
 
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
         "partsong": partsong.__version__,
         "python": platform.python_version(),
@@ -30,8 +30,8 @@ def describe_machine() -> dict[str, Any]:
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "torch_threads": torch.get_num_threads(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
-        "distributed": [name for name in ("gloo", "nccl") if dist.is_backend_available(name)],
+        "gpus": [f"{name}, {size / 2**30:.0f} GiB" for name, size in devices()],
+        "distributed": [name for name in ("gloo", "nccl", "xccl") if dist.is_backend_available(name)],
         "attention": [
             {"name": name, "usable": usable, "reason": reason} for name, usable, reason in kernels.available()
         ],

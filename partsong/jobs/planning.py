@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from partsong import zoo
+from partsong.accelerator import devices
 from partsong.calibration_files import not_measured
 from partsong.errors import ArgumentError
 from partsong.jobs.pipelines import quiet_libraries
@@ -72,7 +71,7 @@ def machine_here(ranks: int) -> Machine:
     """
     if (measured := find_calibration(ranks)) is not None:
         return measured.machine(ranks)
-    name = torch.cuda.get_device_name().lower() if torch.cuda.is_available() else ""
+    name = next(iter(devices()), ("", 0))[0].lower()
     if (known := next((device for device in DEVICES if re.search(rf"\b{device}\b", name)), None)) is None:
         raise ArgumentError(not_measured(ranks))
     return machine_named(f"{ranks}x{known}", USUAL_LINK.get(known, "pcie4"))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from partsong import zoo
+from partsong.accelerator import accelerator
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 from partsong.kernels.speculation.drafter import DrafterKnobs
 from partsong.kernels.speculation.registry import MODEL_FREE
@@ -162,7 +163,7 @@ def open_text_model(
     # A zoo model is too small to need several threads.
     if threads or zoo_name:
         torch.set_num_threads(threads or 1)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or accelerator()
     return load_text_model(
         folder, adapter=adapter, dtype=None if dtype is None else getattr(torch, dtype), device=device
     )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from partsong import zoo
+from partsong.accelerator import is_on_host
 from partsong.errors import UnsupportedError
 from partsong.jobs.compare import WARM_UP_STEPS, drift, gather
 from partsong.jobs.loading import open_plan
@@ -71,8 +72,8 @@ def run_video(job: VideoJob) -> dict[str, Any]:
                 run = _sample(job, plan, writer, keeps=keeps and mesh.is_main)
             spent = records.summary()
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
-            if mesh.device.type == "cuda":
-                peak = torch.cuda.max_memory_allocated(mesh.device) / 2**20
+            if not is_on_host(mesh.device):
+                peak = torch.accelerator.max_memory_allocated(mesh.device) / 2**20
             row = [run.seconds, spent["bytes_sent"], spent["seconds_waiting"], peak]
             rows = gather(mesh, row, "end of the timed run")
             return _report(job, plan, run, rows, serial) if mesh.is_main else {}

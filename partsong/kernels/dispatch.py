@@ -74,7 +74,13 @@ BACKENDS: dict[str, Backend] = {
     for row in (*_HOPPER, *_CUDA, _row("xformers", xformers), _CPU_FLASH, _row("flex", flex, native=True), _NAIVE)
 }
 
-_BY_DEVICE: dict[str, tuple[Backend, ...]] = {"cpu": (_CPU_FLASH, _NAIVE), "cuda": (*_CUDA, _NAIVE)}
+#: ROCm calls its devices "cuda". It has no cuDNN, and our Triton kernel, which nobody has measured there, goes by name.
+_ROCM = (_row("flash", cuda.FLASH), _row("efficient", cuda.EFFICIENT))
+_BY_DEVICE: dict[str, tuple[Backend, ...]] = {
+    "cpu": (_CPU_FLASH, _NAIVE),
+    "cuda": (*_CUDA, _NAIVE),
+    "rocm": (*_ROCM, _NAIVE),
+}
 _FORCED: ContextVar[str | None] = ContextVar("partsong_attention", default=None)
 _logged: set[tuple[str, str]] = set()
 #: Kinds of calls whose tiles a backend could not start on this GPU -> what it said.
@@ -177,7 +183,8 @@ def _candidates(call: Call) -> tuple[tuple[Backend, ...], bool]:
     forced = _FORCED.get() or _from_environment()
     if forced and forced != "auto":
         return (_find_backend(forced),), True
-    rows = _BY_DEVICE.get(call.q.device.type, (_NAIVE,))
+    kind = call.q.device.type
+    rows = _BY_DEVICE.get("rocm" if kind == "cuda" and torch.version.hip is not None else kind, (_NAIVE,))
     order = tuned("backends", call)
     if order:
         first = [BACKENDS[name] for name in order if name in BACKENDS]

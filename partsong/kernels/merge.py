@@ -84,6 +84,8 @@ def fused_without_values() -> Iterator[None]:
 def _is_fused(parts: Sequence[tuple[Tensor, Tensor]]) -> bool:
     """Says whether the fused kernel, which has no gradient, reads these parts: heads of a GPU, row by row."""
     first = parts[0][0]
+    if torch.version.hip is not None:  # it was not tried there
+        return False
     if not (first.is_cuda and first.dim() == 4 and first.shape[0] * first.shape[1] <= 65535 and has_triton()):
         return False
     if any(out.stride(3) != 1 for out, _ in parts):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from partsong.accelerator import total_memory
 from partsong.calibration_files import FILE_NAME, calibration_folder
 from partsong.cores import usable_cores
 from partsong.errors import ArgumentError
@@ -23,7 +24,7 @@ from partsong.planner.clock import replay
 from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.measuring import LINK_SIZES, SMALL, measure, probe_call, probe_model
 from partsong.planner.operators import QUERY_ROWS, TILE
-from partsong.planner.this_machine import device_memory, hardware_name
+from partsong.planner.this_machine import hardware_name
 from partsong.planner.trace import CallTrace, trace_calls
 
 __all__ = [
@@ -105,7 +106,7 @@ def understand(raw: Mapping[str, Any]) -> Calibration:
         raw: what `measure` returned.
     """
     ranks, cores = raw["ranks"], usable_cores()
-    slots = ranks if raw["device"] == "cuda" else max(1, cores // raw["threads"])
+    slots = max(1, cores // raw["threads"]) if raw["device"] == "cpu" else ranks
     device = _with_dispatch(_device(raw), raw)
     link = _link(raw, device) if ranks > 1 else Link(name="none", latency=0.0, bandwidth=math.inf, measured=True)
     ratios = _step_ratios(raw, device)
@@ -138,7 +139,7 @@ def _device(raw: Mapping[str, Any]) -> Device:
         name=hardware_name(),
         flops=rate,
         bandwidth=bandwidth,
-        memory=device_memory(raw["device"]),
+        memory=float(total_memory(torch.device(raw["device"]))),
         cache=float(max(cached, default=0)),
         units=max(0, round(statistics.median(units))),
         matmul=1.0,

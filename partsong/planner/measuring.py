@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from partsong.accelerator import synchronize
 from partsong.parallel.ranks.collectives import Pending, agree, exchange
 from partsong.parallel.ranks.mesh import AXES, Mesh
 
@@ -124,8 +125,7 @@ class _Bench:
         while len(times) < _REPEATS and sum(times) < _PATIENCE:
             start = time.perf_counter()
             work()
-            if self.mesh.device.type == "cuda":
-                torch.cuda.synchronize()
+            synchronize(self.mesh.device)
             times.append(time.perf_counter() - start)
         return times
 
@@ -167,8 +167,7 @@ class _Bench:
             agree(self.axis, [0.0])
             start = time.perf_counter()
             work()
-            if self.mesh.device.type == "cuda":
-                torch.cuda.synchronize()
+            synchronize(self.mesh.device)
             slowest = max(each[0] for each in agree(self.axis, [time.perf_counter() - start]))
             seconds.append(slowest)
             spent += slowest

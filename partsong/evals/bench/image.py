@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import profiler
 
+from partsong.accelerator import is_on_host, synchronize
 from partsong.evals.bench.image_cases import AUTO, LIMIT, BenchCase, Mix, cases_of, fastest, short_name
 from partsong.evals.bench.models import BENCH_MODELS, WIDE_MODELS, BenchModel
 from partsong.evals.bench.peers import cpu_shims
@@ -92,10 +93,10 @@ def _on_rank(
         for model in models:
             torch.manual_seed(0)
             row = (BENCH_MODELS | WIDE_MODELS)[model]
-            dtype = row.dtype if mesh.device.type == "cuda" else torch.float32
+            dtype = torch.float32 if is_on_host(mesh.device) else row.dtype
             module = row.build().to(mesh.device, dtype).eval()
             # Where ranks share a GPU, gloo carries the messages, and diffusers' own do not go through it.
-            has_peers = peers and row.peers and (mesh.device.type == "cpu" or dist.get_backend() == "nccl")
+            has_peers = peers and row.peers and (is_on_host(mesh.device) or dist.get_backend() != "gloo")
             for count in tokens:
                 named = mixes[model, count] or {" + ".join(map(short_name, mix)): mix for mix in row.mixes}
                 cases = cases_of(named, module, nproc, has_peers)
@@ -163,8 +164,7 @@ def _step(case: BenchCase, named: dict[str, Any], mesh: Mesh) -> tuple[float, fl
 
 def _synchronise(mesh: Mesh) -> None:
     """Waits for the device, whose host runs ahead."""
-    if mesh.device.type == "cuda":
-        torch.cuda.synchronize(mesh.device)
+    synchronize(mesh.device)
 
 
 def _row(model: str, count: int, case: BenchCase, serial: BenchCase, mesh: Mesh) -> dict[str, Any]:

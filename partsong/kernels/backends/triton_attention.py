@@ -225,8 +225,9 @@ def _make_room_for_descriptors(device: torch.device) -> None:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Says how float32 products are formed: three TF32 products on tensor cores, plain float32 in the interpreter."""
-    return "ieee" if interpreted() or dtype is not torch.float32 else "tf32x3"
+    """Says how float32 products are formed: three TF32 products on tensor cores, plain float32 where there are none."""
+    plain = interpreted() or torch.version.hip is not None
+    return "ieee" if plain or dtype is not torch.float32 else "tf32x3"
 
 
 def _device_code() -> Any:

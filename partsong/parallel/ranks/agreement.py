@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from partsong.accelerator import is_on_host
 from partsong.errors import ArgumentError
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.later import Later, agree_later
@@ -68,7 +68,7 @@ class Comparison:
     def post(self, value: Any, step: int) -> None:
         """Sends this rank's numbers for a tensor or a container of tensors of a step."""
         numbers = _fingerprint(value)
-        if numbers.is_cuda and (self.axis.group is None or dist.get_backend(self.axis.group) != "nccl"):
+        if not (self.axis.is_fused or is_on_host(numbers.device)):
             numbers = numbers.cpu()
         self._posted = agree_later(self.axis, numbers, name=f"comparison of the ranks' {self.name}"), step
 

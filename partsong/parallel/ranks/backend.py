@@ -48,8 +48,8 @@ def seat_of(device: torch.device) -> Seat:
 
 def _name_of(device: torch.device) -> str:
     # Ranks may each see one GPU, which all of them then call 0; only its own number tells them apart.
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_properties(device).uuid)
+    if device.type in ("cuda", "xpu"):
+        return str(torch.get_device_module(device).get_device_properties(device).uuid)
     return f"{socket.gethostname()}/{device}"
 
 

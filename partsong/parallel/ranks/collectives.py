@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partsong import ledger
+from partsong.accelerator import accelerator, is_on_host
 from partsong.errors import ArgumentError, DistributedError
 from partsong.parallel.ranks.health import note_broken_off, operation, watch
 from partsong.parallel.ranks.mesh import Axis
@@ -136,7 +137,7 @@ class Messages:
                 if tensor.numel() == 0:
                     continue
                 assert tensor.is_contiguous(), "a message must be contiguous"
-                if tensor.is_cuda and not axis.is_fused:
+                if not (axis.is_fused or is_on_host(tensor.device)):
                     # gloo has no point-to-point for device memory: several ranks on one GPU go through the host.
                     wire = tensor.cpu() if kind is dist.isend else torch.empty_like(tensor, device="cpu")
                     if kind is dist.irecv:
@@ -346,8 +347,8 @@ def agree(axis: Axis, values: Sequence[float], *, name: str = "agreement") -> li
         peers = dict.fromkeys((peer for peer in range(axis.size) if peer != axis.index), number)
         exchange(axis, peers, peers, name=name).wait()
         return [list(values)] * axis.size
-    is_nccl = axis.group is not None and dist.get_backend(axis.group) == "nccl"
-    device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
+    # Without an index it is the current one, which a mesh has set.
+    device = accelerator() if axis.is_fused else "cpu"
     table = torch.zeros(axis.size, len(values), dtype=torch.float64, device=device)
     table[axis.index] = torch.tensor(list(values), dtype=torch.float64)
     all_gather(axis, table, [1] * axis.size, name=name).wait()

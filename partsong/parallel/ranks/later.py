@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from partsong.accelerator import is_on_host
 from partsong.parallel.ranks.collectives import Pending, all_gather
 from partsong.parallel.ranks.mesh import Axis
 
@@ -25,16 +26,16 @@ class Later:
 
     def __init__(self, numbers: Tensor, pending: Pending | None = None) -> None:
         self._numbers, self._pending = numbers, pending
-        self._event: torch.cuda.Event | None = None
-        if numbers.is_cuda:
-            stream = torch.cuda.Stream(numbers.device)
-            stream.wait_stream(torch.cuda.current_stream(numbers.device))
-            with torch.cuda.stream(stream):
+        self._event: torch.Event | None = None
+        if not is_on_host(numbers.device):
+            stream = torch.Stream(numbers.device)
+            stream.wait_stream(torch.accelerator.current_stream(numbers.device))
+            with stream:
                 if pending is not None:
                     pending.wait()
                 host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
                 host.copy_(numbers, non_blocking=True)
-                self._event = torch.cuda.Event()
+                self._event = torch.Event(numbers.device)
                 self._event.record()
             numbers.record_stream(stream)  # their memory must not be reused while they are copied
             self._numbers, self._pending = host, None

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from partsong.accelerator import accelerator, is_on_host
 from partsong.errors import ArgumentError
 from partsong.knobs import Count, check_knobs
 from partsong.parallel.ranks.axes import AXES, TOKEN_AXES, check_same_shares, check_shares, shares_along
@@ -156,7 +157,7 @@ class Mesh:
         self.rank, self.world_size = _rank_and_world()
         check_degrees(self.degrees, self.world_size)
         self.shares = check_shares(shares, self.world_size)
-        self.device = _local_device(device)
+        self.device = _local_device(device, self.world_size)
         self._timeout = timedelta(seconds=timeout)
         self._owns_group = _start_group(self.device, self.world_size, self._timeout)
         self._axes: dict[tuple[str, ...], Axis] = {}
@@ -326,15 +327,20 @@ def _rank_and_world() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _local_device(device: str | None) -> torch.device:
-    usual = os.environ.get(DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = torch.device(device or usual)
-    if chosen.type == "cuda":
-        if chosen.index is None:  # more ranks than GPUs share them in turn
-            local_rank = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
-            chosen = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(chosen)
+def _local_device(device: str | None, world_size: int) -> torch.device:
+    chosen = torch.device(device or os.environ.get(DEVICE) or _usual_device(world_size))
+    if is_on_host(chosen):
+        return chosen
+    if chosen.index is None:  # more ranks than devices share them in turn
+        local_rank = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
+        chosen = torch.device(chosen.type, local_rank % torch.accelerator.device_count())
+    torch.accelerator.set_device_index(chosen.index)
     return chosen
+
+
+def _usual_device(world_size: int) -> str:
+    # The GPU of a Mac is one, and torch has no library for messages from it: several ranks are quicker without it.
+    return "cpu" if (kind := accelerator()) == "mps" and world_size > 1 else kind
 
 
 def _start_group(device: torch.device, world_size: int, limit: timedelta) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from partsong.accelerator import random_state, set_random_state
 from partsong.errors import ArgumentError
 from partsong.parallel.ranks.agreement import DTYPES
 from partsong.parallel.ranks.collectives import agree, broadcast
@@ -55,10 +56,9 @@ def share_random_state(everyone: Axis, device: torch.device) -> int:
     """
     state = torch.get_rng_state()
     torch.set_rng_state(_from_first(everyone, state, device))
-    if device.type != "cuda":
+    if (on_device := random_state(device)) is None:
         return state.numel()
-    on_device = torch.cuda.get_rng_state(device)
-    torch.cuda.set_rng_state(_from_first(everyone, on_device, device), device)
+    set_random_state(_from_first(everyone, on_device, device), device)
     return state.numel() + on_device.numel()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from partsong.accelerator import is_on_host, synchronize
 from partsong.errors import ArgumentError
 from partsong.knobs import Whole
 from partsong.parallel.ranks.collectives import agree
@@ -71,18 +72,17 @@ def _seconds(work: Callable[[], object], device: torch.device, clock: Callable[[
     start = clock()
     with torch.no_grad():
         work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return clock() - start
 
 
 def _block_of(device: torch.device) -> Callable[[], object]:
     """Returns the work of a transformer's block of moderate size: four projections, attention and a feed-forward."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = torch.float32 if is_on_host(device) else torch.bfloat16
     rows = torch.full((LENGTH, WIDTH), 0.01, dtype=dtype, device=device)
     square, wide = (torch.full((WIDTH, n * WIDTH), 0.01, dtype=dtype, device=device) for n in (1, 4))
     # A GPU finishes one block before its host has posted it.
-    blocks = 32 if device.type == "cuda" else 4
+    blocks = 4 if is_on_host(device) else 32
 
     def compute() -> None:
         for _ in range(blocks):

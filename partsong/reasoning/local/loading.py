@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from partsong.accelerator import accelerator
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.model_folders import model_folder
 from partsong.reasoning.local import smollm2
@@ -56,7 +57,7 @@ def load(
         return _take(model, tokenizer, dtype, device)
     if not isinstance(model, str | Path):
         raise ArgumentTypeError(f"a model is a name, a folder or a transformers model, found {type(model).__name__}")
-    where = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    where = torch.device(device if device is not None else accelerator())
     source = model_folder(model, others={smollm2.NAME: smollm2.folder})
     weights_dtype: Any = dtype if dtype is not None else "auto" if where.type != "cpu" else torch.float32
     options: dict[str, Any] = {"trust_remote_code": False}

@@ -6,12 +6,13 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from partsong.accelerator import current
 from partsong.errors import UnsupportedError
 
 __all__ = ["StreamingDecoder"]
@@ -73,8 +74,7 @@ class StreamingDecoder:
         from diffusers.models.autoencoders.vae import DecoderOutput
 
         # A new thread begins on the first GPU, whichever one its process has chosen.
-        here = torch.cuda.device(z.device) if z.is_cuda else nullcontext()
-        with here, torch.inference_mode(inference), torch.no_grad():
+        with current(z.device), torch.inference_mode(inference), torch.no_grad():
             out = self._decoder.decode(z, *args, **kwargs)
         return DecoderOutput(sample=out) if return_dict else (out,)
 

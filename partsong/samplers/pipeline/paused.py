@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partsong.accelerator import current, is_on_host, random_state, set_random_state
 from partsong.parallel.hooks.arguments import ArgumentNames
 from partsong.parallel.hooks.model_hooks import kept_arguments, signature_of
 from partsong.parallel.hooks.replaced_method import Method, replace_method
@@ -259,8 +260,8 @@ def _modes(pipe: Any) -> list[Callable[[], AbstractContextManager[Any]]]:
     ]
     if torch.is_autocast_enabled(device.type):
         modes.append(functools.partial(torch.autocast, device.type, torch.get_autocast_dtype(device.type)))
-    if device.type == "cuda":
-        modes.append(functools.partial(torch.cuda.device, torch.cuda.current_device()))
+    if not is_on_host(device):
+        modes.append(functools.partial(current, torch.device(device.type, torch.accelerator.current_device_index())))
     return modes
 
 
@@ -268,7 +269,7 @@ class _RandomState:
     """Holds the random generators of one call: clones of the caller's own, and a state for the default ones."""
 
     def __init__(self, arguments: dict[str, Any], device: torch.device) -> None:
-        self._device = device if device.type == "cuda" else None
+        self._device = device
         self._state = self._read()
         given = arguments.get("generator")
         each = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
@@ -294,9 +295,8 @@ class _RandomState:
             generator.set_state(clone.get_state())
 
     def _read(self) -> tuple[Tensor, Tensor | None]:
-        return torch.get_rng_state(), None if self._device is None else torch.cuda.get_rng_state(self._device)
+        return torch.get_rng_state(), random_state(self._device)
 
     def _write(self, state: tuple[Tensor, Tensor | None]) -> None:
         torch.set_rng_state(state[0])
-        if self._device is not None and state[1] is not None:
-            torch.cuda.set_rng_state(state[1], self._device)
+        set_random_state(state[1], self._device)

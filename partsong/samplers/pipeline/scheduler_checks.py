@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from partsong.accelerator import forked_random
 from partsong.errors import UnsupportedError
 
 __all__ = ["check_memoryless", "check_positionwise"]
@@ -85,7 +86,7 @@ def _after_all_steps(scheduler: Any, times: Tensor, tensors: list[Tensor]) -> Te
     copied = copy.deepcopy(scheduler)
     draw = torch.Generator().manual_seed(1)
     latents, *predictions = tensors
-    with torch.random.fork_rng([times.device] if times.is_cuda else []), torch.no_grad():
+    with forked_random(times.device), torch.no_grad():
         torch.manual_seed(2)  # some draw their noise from the default generator
         for time, prediction in zip(times, predictions, strict=True):
             if hasattr(copied, "scale_model_input"):

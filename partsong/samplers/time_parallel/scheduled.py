@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from partsong.accelerator import forked_random, random_state, set_random_state
+
 __all__ = ["ScheduledStep", "StepCall", "copy_of"]
 
 
@@ -33,17 +35,16 @@ class StepCall:
     @classmethod
     def of(cls, prediction: Tensor, time: Any, sample: Tensor, named: dict[str, Any]) -> StepCall:
         """Records a call that is about to be made."""
-        random = torch.get_rng_state(), torch.cuda.get_rng_state(sample.device) if sample.is_cuda else None
+        random = torch.get_rng_state(), random_state(sample.device)
         given = {key: _copied(value) for key, value in named.items() if key != "return_dict"}
         return cls(prediction.clone(), time, sample.clone(), given, random)
 
     def repeat(self, scheduler: Any, prediction: Tensor, sample: Tensor) -> tuple[Any, ...]:
         """Repeats the call with other tensors and the same noise, and updates the scheduler."""
         named = {key: _copied(value) for key, value in self.named.items()}
-        with torch.random.fork_rng([sample.device] if sample.is_cuda else []):
+        with forked_random(sample.device):
             torch.set_rng_state(self.random[0])
-            if self.random[1] is not None:
-                torch.cuda.set_rng_state(self.random[1], sample.device)
+            set_random_state(self.random[1], sample.device)
             return tuple(scheduler.step(prediction, self.time, sample, **named, return_dict=False))
 
 

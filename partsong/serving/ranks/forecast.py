@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from partsong.accelerator import is_on_host, total_memory
 from partsong.errors import ArgumentError, PartsongError
 from partsong.parallel import Mesh
 from partsong.planner.calls import Size
@@ -80,7 +80,7 @@ class MemoryForecast:
             dtype=dtype,
         )
         size = Size(height=self._height, width=self._width, frames=self._frames, dtype=dtype)
-        self._tracer = Tracer(self._subject, size, fused=mesh.device.type == "cuda")
+        self._tracer = Tracer(self._subject, size, fused=not is_on_host(mesh.device))
         parts = [part for part in pipe.components.values() if isinstance(part, nn.Module)]
         self._beside = sum(_bytes(part) for part in parts if part is not denoiser)
         self._whole = _bytes(denoiser)
@@ -212,12 +212,8 @@ def room_per_rank(settings: ReplicaSettings, mesh: Mesh) -> int:
     if settings.memory is not None:
         return int(settings.memory)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", mesh.world_size)) * settings.replicas_here
-    if mesh.device.type == "cuda":
-        total = torch.cuda.get_device_properties(mesh.device).total_memory
-        sharers = -(-here // torch.cuda.device_count())
-    else:
-        total, sharers = psutil.virtual_memory().total, here
-    return int(total / sharers * (1 - RESERVED))
+    sharers = here if is_on_host(mesh.device) else -(-here // torch.accelerator.device_count())
+    return int(total_memory(mesh.device) / sharers * (1 - RESERVED))
 
 
 def _without_numbers(module: nn.Module) -> Any:

@@ -1,0 +1,87 @@
+"""Asks this machine's accelerator, whoever made it, for what torch calls by another name on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "accelerator", "current", "devices", "forked_random", "is_on_host", "random_state", "set_random_state",
+    "synchronize", "total_memory",
+]  # fmt: skip
+
+
+def accelerator() -> str:
+    """Returns the type of this machine's accelerator, such as "cuda", "xpu" or "mps", and "cpu" where it has none.
+
+    Cards of AMD are "cuda" to torch, too.
+    """
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if found is None else found.type
+
+
+def devices() -> list[tuple[str, int]]:
+    """Lists this machine's accelerators, each by the name of its model and its bytes."""
+    kind = accelerator()
+    each = [torch.device(kind, index) for index in range(0 if kind == "cpu" else torch.accelerator.device_count())]
+    return [(_name(device), total_memory(device)) for device in each]
+
+
+def _name(device: torch.device) -> str:
+    return "Apple GPU" if device.type == "mps" else torch.get_device_module(device).get_device_name(device)
+
+
+def is_on_host(device: torch.device) -> bool:
+    """Says whether the processor itself computes what is on a device, so that nothing is queued for another.
+
+    >>> is_on_host(torch.device("cpu")), is_on_host(torch.device("xpu", 1))
+    (True, False)
+    """
+    return device.type in ("cpu", "meta")
+
+
+def current(device: torch.device) -> AbstractContextManager[None]:
+    """Makes a device the current one of this thread inside; a new thread begins on the first."""
+    return nullcontext() if is_on_host(device) or device.index is None else torch.accelerator.device_index(device.index)
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until a device has computed what it was given."""
+    if not is_on_host(device):
+        torch.accelerator.synchronize(device)
+
+
+def total_memory(device: torch.device) -> int:
+    """Returns the bytes of a device that one process may use at most."""
+    if is_on_host(device):
+        import psutil
+
+        return psutil.virtual_memory().total
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    return torch.get_device_module(device).get_device_properties(device).total_memory
+
+
+def random_state(device: torch.device) -> Tensor | None:
+    """Returns the state of a device's default generator; None on the host, whose generator torch keeps apart."""
+    return None if is_on_host(device) else torch.get_device_module(device).get_rng_state(device)
+
+
+def set_random_state(state: Tensor | None, device: torch.device) -> None:
+    """Sets a device's default generator to a state of `random_state`."""
+    if state is not None:
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
+@contextmanager
+def forked_random(device: torch.device) -> Iterator[None]:
+    """Lets random numbers be drawn inside, on the host and on a device, as if none had been drawn."""
+    host, other = torch.get_rng_state(), random_state(device)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(host)
+        set_random_state(other, device)
