@@ -3,6 +3,7 @@
 from partsong.parallel.adapters import ADAPTERS, Adapter, Split
 from partsong.parallel.expert_parallel.mixture import ExpertMixture
 from partsong.parallel.expert_parallel.noise_expert import NoiseExpert
+from partsong.parallel.plan.capture import capture
 from partsong.parallel.plan.explain import Explanation
 from partsong.parallel.plan.plan import Plan, parallelize
 from partsong.parallel.plan.predict import Memory, predict, predict_memory
@@ -23,6 +24,7 @@ __all__ = [
     "Plan",
     "Split",
     "Strategy",
+    "capture",
     "launch",
     "measure_shares",
     "mesh_for",

@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from partsong import Ulysses
+from partsong.errors import ArgumentTypeError, UnsupportedError
+from partsong.parallel import Mesh, capture, parallelize
 from partsong.parallel.ranks.launch import launch
 from tests import covering
 from tests.parallel import compile_worker
+from tests.parallel.families import FAMILIES
 
 #: Generating C++ takes most of the time and adds nothing that strategies could disturb. Code compiled before a plan has
 #: guards to be broken; code compiled under one is new.
 NAMES = list(compile_worker.CASES)[: None if covering.FULL else 1]
+CAPTURED = ["ring", "tensor-parallel"][: None if covering.FULL else 1]
 
 
 @pytest.fixture(scope="module")
@@ -27,3 +33,27 @@ def test_compiled_blocks_give_the_serial_output(results: dict[str, list[dict[str
         assert row["compiled"], "nothing was compiled"
         assert row["inside"] <= 1e-5
         assert row["after"] <= 1e-5, "after undo()"
+
+
+@pytest.fixture(scope="module")
+def captured() -> dict[str, list[dict[str, Any]]]:
+    return launch(compile_worker.run_captured, 2, CAPTURED)
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_captured_blocks_pause_at_exchanges_only(captured: dict[str, list[dict[str, Any]]], name: str) -> None:
+    for row in captured[name]:
+        assert row["inside"] <= 1e-5
+        # Projections, norms and rotations inside attention are compiled too: without them it is 99 operators.
+        assert row["calls"] >= 150
+        assert row["fused"] > 0, "layers that were changed under the plan are compiled again"
+        assert row["breaks"] == row["left"] == 0
+
+
+def test_graphs_are_refused_without_cuda() -> None:
+    model = FAMILIES["Flux"].model(8, torch.float32)
+    refused = pytest.raises(UnsupportedError, match="records CUDA graphs, and this plan computes on cpu")
+    with Mesh(device="cpu") as mesh, parallelize(model, Ulysses(), mesh=mesh) as plan, refused:
+        capture(plan, graphs=True)
+    with pytest.raises(ArgumentTypeError, match="what parallelize.. returned, not FluxTransformer2DModel"):
+        capture(model)  # type: ignore[arg-type]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.hooks.arguments import ArgumentNames, AsCalled
 from partsong.parallel.hooks.call_hook import CallHook
 from partsong.parallel.hooks.kept_objects import allow_copies, keep_whole, refuse_copies
+from partsong.parallel.hooks.redirect import Redirect
 
 if TYPE_CHECKING:
     from diffusers.hooks import HookRegistry, ModelHook
@@ -35,6 +37,8 @@ __all__ = [
 ]
 
 PREFIX = "partsong."
+
+Hook = TypeVar("Hook")
 
 #: Computes attention from queries, keys and values `[B, H, L, D]`, an optional mask and an optional logit scale.
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
@@ -86,6 +90,11 @@ class HookSet:
     def on_remove(self, undo: Callable[[], None]) -> None:
         """Registers a function to call at the end of `remove`, for changes that are neither hooks nor attributes."""
         self._at_end.append(undo)
+
+    def of(self, kind: type[Hook]) -> list[Hook]:
+        """Lists the hooks of a class."""
+        hooks = (_registry(module).get_hook(name) for module, name in self._placed)
+        return [hook for hook in hooks if isinstance(hook, kind)]
 
     def keep_from(self, module: nn.Module) -> None:
         """Lets calls of another module run without these hooks, where it shares layers with a hooked one."""
@@ -261,6 +270,7 @@ class AttentionHook(CallHook):
         super().__init__()
         self.attend, self.name, self.once, self.may_skip = attend, name, once, may_skip
         self.leaves_causal = leaves_causal
+        self._made: int | None = None
 
     def check(self, module: nn.Module) -> None:
         """Refuses a processor that is known to compute attention without the operator."""
@@ -273,15 +283,38 @@ class AttentionHook(CallHook):
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs the module with its attention redirected."""
-        processor = type(getattr(module, "processor", module)).__name__
-        with _Redirect(self._attend, self.leaves_causal, processor in _READS_IMAGE_PROMPTS) as redirect:
+        redirect = self._redirect(module)
+        with redirect.watching():
             output = original_forward(self)(*args, **kwargs)
         if (redirect.calls > 1 and self.once) or (redirect.calls == 0 and not self.may_skip):
             raise UnsupportedError(
-                f"{self.name} ({processor}) made {redirect.calls} scaled_dot_product_attention calls where one is "
-                "expected; use the model's default processor and the native attention backend"
+                f"{self.name} ({_processor(module)}) made {redirect.calls} scaled_dot_product_attention calls where "
+                "one is expected; use the model's default processor and the native attention backend"
+            )
+        self._made = redirect.calls
+        return output
+
+    def pause_at_attention(self) -> None:
+        """Lets compiled code run up to the operator and on from it; see `compiled_operator`."""
+        pausing = MethodType(_compiled_inside(), self)
+        self.fn_ref.forward = functools.partial(pausing, self.fn_ref.forward.args[0])
+
+    def compiled_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module with its attention redirected, and lets it be compiled once it has run as it is."""
+        if self._made is None:
+            return self.new_forward(module, *args, **kwargs)
+        redirect = self._redirect(module)
+        with redirect.compiled():
+            output = original_forward(self)(*args, **kwargs)
+        if redirect.calls != self._made:
+            raise UnsupportedError(
+                f"{self.name} ({_processor(module)}) made {redirect.calls} scaled_dot_product_attention calls by that "
+                f"name, and {self._made} before it was compiled; leave out capture()"
             )
         return output
+
+    def _redirect(self, module: nn.Module) -> Redirect:
+        return Redirect(self._attend, self.leaves_causal, _processor(module) in _READS_IMAGE_PROMPTS)
 
     def _attend(
         self,
@@ -302,6 +335,16 @@ class AttentionHook(CallHook):
         if query.ndim != 4:
             raise UnsupportedError(f"{self.name}: attention over {query.ndim} dimensions; use queries [B, H, L, D]")
         return self.attend(query, key, value, attn_mask, scale)
+
+
+def _processor(module: nn.Module) -> str:
+    return type(getattr(module, "processor", module)).__name__
+
+
+@functools.cache
+def _compiled_inside() -> Callable[..., Any]:
+    disable: Any = torch.compiler.disable
+    return disable(AttentionHook.compiled_forward, recursive=False)
 
 
 @runtime_checkable
@@ -342,17 +385,3 @@ def original_forward(hook: CallHook) -> Callable[..., Any]:
     """Returns the forward that a module had before the hook was put on it."""
     reference: Any = hook.fn_ref
     return reference.original_forward or reference.forward
-
-
-class _Redirect(TorchFunctionMode):
-    def __init__(self, attend: Callable[..., Tensor], leaves_causal: bool, leaves_others: bool) -> None:
-        super().__init__()
-        self.attend, self.leaves_causal, self.leaves_others, self.calls = attend, leaves_causal, leaves_others, 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        left = self.leaves_causal and (kwargs or {}).get("is_causal", False)
-        left = left or (self.leaves_others and self.calls > 0)
-        if func is F.scaled_dot_product_attention and not left:
-            self.calls += 1
-            return self.attend(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +14,7 @@ from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.model_folders import DENOISERS
 from partsong.parallel.adapters import Adapter, adapter_for
 from partsong.parallel.hooks.kept_objects import allow_copies, refuse_copies
-from partsong.parallel.hooks.model_hooks import HookSet
+from partsong.parallel.hooks.model_hooks import Hook, HookSet
 from partsong.parallel.hooks.replaced_method import ReplacedMethods
 from partsong.parallel.plan.changes import Renewal, watch_changes, without_model_offload
 from partsong.parallel.plan.checks import check_same
@@ -110,6 +111,7 @@ class Plan(PlanState):
         self.denoisers: list[Denoiser] = []
         self.controlnets: list[ControlNet] = []
         self.coders: list[Coder] = []
+        self._applied: list[Callable[[], None]] = []
         self._put_on()
 
     def _put_on(self) -> None:
@@ -125,6 +127,8 @@ class Plan(PlanState):
             watch_changes(renewal, owners, self._methods)
             refuse_copies(self.target)
             self._hooks.on_remove(lambda: allow_copies(self.target))
+            for change in self._applied:
+                change()
         except BaseException:
             self.abandon()
             self.undo()
@@ -223,6 +227,19 @@ class Plan(PlanState):
             steps = self.clock.step + self.clock.is_called
             self.finished += bytes_by_step(self, self.denoisers, self.controlnets, steps)
             self.seen.check_bytes += sum(denoiser.seen.check_bytes for denoiser in self.denoisers)
+
+    def hooks_of(self, kind: type[Hook]) -> list[Hook]:
+        """Lists the hooks of a class that this plan has put on modules."""
+        return self._hooks.of(kind)
+
+    def apply(self, change: Callable[[], None]) -> None:
+        """Makes a change of the models that goes with the hooks: now, and whenever they are put on again."""
+        change()
+        self._applied.append(change)
+
+    def on_take_off(self, undo: Callable[[], None]) -> None:
+        """Registers a function to call when the hooks are taken off."""
+        self._hooks.on_remove(undo)
 
     def adopt_mesh(self) -> None:
         """Lets `undo` close the mesh too."""

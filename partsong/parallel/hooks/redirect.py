@@ -1,0 +1,94 @@
+"""Sends the attention operator of a running module elsewhere, whether the module is compiled or not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["Redirect", "compiled_operator"]
+
+_OPERATOR = F.scaled_dot_product_attention
+
+
+class Redirect:
+    """Passes calls of ``scaled_dot_product_attention`` to another function, and counts them.
+
+    Args:
+        attend: takes the operator's arguments.
+        leaves_causal: leaves causal calls as they are.
+        leaves_others: leaves every call but the first as it is.
+    """
+
+    def __init__(self, attend: Callable[..., Tensor], leaves_causal: bool, leaves_others: bool) -> None:
+        self.attend, self.leaves_causal, self.leaves_others, self.calls = attend, leaves_causal, leaves_others, 0
+
+    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Computes one call of the operator."""
+        left = self.leaves_causal and kwargs.get("is_causal", False)
+        if left or (self.leaves_others and self.calls > 0):
+            return _OPERATOR(*args, **kwargs)
+        self.calls += 1
+        return self.attend(*args, **kwargs)
+
+    def watching(self) -> TorchFunctionMode:
+        """Finds the operator by whatever name a module calls it; ``torch.compile`` cannot see through this."""
+        return _Mode(self)
+
+    @contextmanager
+    def compiled(self) -> Iterator[None]:
+        """Finds calls by the operator's usual name, inside `compiled_operator`."""
+        token = _present.set(self)
+        try:
+            yield
+        finally:
+            _present.reset(token)
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, redirect: Redirect) -> None:
+        super().__init__()
+        self.redirect = redirect
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _OPERATOR:
+            return self.redirect.take(args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+_present: ContextVar[Redirect | None] = ContextVar("partsong_redirect", default=None)
+_lock, _users = threading.Lock(), 0
+
+
+def compiled_operator() -> Callable[[], None]:
+    """Puts a function in the operator's place at which compiled code pauses, and returns what takes it out again.
+
+    Where no redirect is present, as in an autoencoder or in another thread, the function calls the operator.
+    """
+    global _users
+    with _lock:
+        _users += 1
+        if _users == 1:
+            disable: Any = torch.compiler.disable
+            F.scaled_dot_product_attention = disable(_redirected)
+    return _take_out
+
+
+def _take_out() -> None:
+    global _users
+    with _lock:
+        _users -= 1
+        if _users == 0:
+            F.scaled_dot_product_attention = _OPERATOR
+
+
+def _redirected(*args: Any, **kwargs: Any) -> Tensor:
+    redirect = _present.get()
+    return _OPERATOR(*args, **kwargs) if redirect is None else redirect.take(args, kwargs)
