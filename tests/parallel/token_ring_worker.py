@@ -12,6 +12,7 @@ from partsong.ledger import Ledger
 from partsong.parallel import Mesh
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, attend_locally
 from partsong.parallel.exchange.token_ring import TokenRingStage
+from partsong.parallel.hooks.clock import StepClock
 from tests.parallel.ranks import gathered
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -40,7 +41,7 @@ def run(nproc: int) -> list[dict[Any, dict[str, Any]]]:
     results = {}
     with Mesh(ring=nproc) as mesh:
         axis = mesh.axis("ring")
-        stage = TokenRingStage(axis)
+        stage = TokenRingStage(axis, StepClock())
         for sizes, heads, kv_heads in CASES:
             for name, dtype in DTYPES.items():
                 q, k, v = inputs(sizes, heads, kv_heads, dtype)

@@ -41,7 +41,7 @@ STAGES: dict[str, Callable[[Axis], Stage | None]] = {
     "alone": lambda axis: None,
     "Ulysses": lambda axis: UlyssesStage(axis, waves=1),
     "Ring": lambda axis: RingStage(axis, StepClock()),
-    "TokenRing": TokenRingStage,
+    "TokenRing": lambda axis: TokenRingStage(axis, StepClock()),
 }
 
 

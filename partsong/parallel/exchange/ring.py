@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from partsong.knobs import Count
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage
 from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values, write_keys_values
 from partsong.parallel.exchange.known_rows import KnownRows, Stretch
+from partsong.parallel.exchange.rooms import Rooms
 from partsong.parallel.exchange.wired import Wired
 from partsong.parallel.exchange.wires import Wire, WireName, wire_of
 from partsong.parallel.hooks.clock import StepClock
@@ -28,8 +29,6 @@ __all__ = ["WHOLE_STEPS", "Ring", "RingStage", "ring_stage"]
 #: The rank of a block of keys and values `[B, H, L, D]`, and the two.
 Block = tuple[int, Tensor, Tensor]
 
-#: Most shapes of keys for which a ring keeps memory at a time.
-MOST_ROOMS = 8
 #: First steps in which residual wires send blocks as they are: two, so that their base can be extrapolated.
 WHOLE_STEPS = 2
 
@@ -107,8 +106,7 @@ class RingStage(Stage):
 
     def __init__(self, axis: Axis, clock: StepClock) -> None:
         self.axis = axis
-        self._rooms: dict[tuple[Any, ...], _Room] = {}
-        clock.on_end(self._rooms.clear)
+        self._rooms: Rooms[_Room] = Rooms(clock)
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attends with the local queries to the blocks of all ranks; `inner` is not needed."""
@@ -120,13 +118,7 @@ class RingStage(Stage):
 
     def blocks(self, call: AttentionCall) -> Iterator[Block]:
         """Yields the keys and values of every rank, this one's first, while the next are in transit."""
-        # What was allocated in inference mode cannot be written to outside.
-        key = call.k.shape, call.sizes, call.k.dtype, call.k.device, torch.is_inference_mode_enabled()
-        room = self._rooms.get(key)
-        if room is None:
-            if len(self._rooms) >= MOST_ROOMS:
-                self._rooms.clear()
-            room = self._rooms[key] = self._make_room(call)
+        room = self._rooms.of(call.k, call.sizes, make=lambda: self._make_room(call))
         room.k.copy_(call.k)
         room.v.copy_(call.v)
         owner, k, v = self.axis.index, call.k, call.v
