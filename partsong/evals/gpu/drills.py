@@ -19,7 +19,7 @@ from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import Mesh, launch, parallelize
 from partsong.samplers.registry import Ulysses
 
-__all__ = ["DRILLS", "drills"]
+__all__ = ["DRILLS", "NAMED", "drills", "words_of"]
 
 #: Seconds within which the failed rank is named.
 NAMED = 15.0
@@ -61,9 +61,14 @@ def drills(equipment: Equipment) -> Iterator[Finding]:
             except PartsongError as error:
                 text = "\n".join((f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
             seconds = time.time() - float(file.read_text())
-        words = (_FAILS.get(how) or _ASKS[how])[1]
+        words = words_of(how)
         yield holds(f"{how} is reported", words in text, text.splitlines()[0], f"an error with {words!r}")
         yield at_most(f"{how}: seconds until it is reported", round(seconds, 1), NAMED)
+
+
+def words_of(how: str) -> str:
+    """Returns what has to be read in the error of a drill."""
+    return (_FAILS.get(how) or _ASKS[how])[1]
 
 
 @torch.no_grad()

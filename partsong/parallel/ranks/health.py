@@ -23,7 +23,7 @@ import torch.distributed as dist
 from partsong.errors import DistributedError
 from partsong.parallel.ranks.blame import ERROR_KEY
 
-__all__ = ["Heartbeat", "note_broken_off", "operation"]
+__all__ = ["Heartbeat", "note_broken_off", "note_failure", "operation"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ DEPARTED = 4.0
 #: of them has broken off what it did, such as by an error that its program caught.
 DIVERGED, BROKEN_OFF = 20.0, 4.0
 _LEFT = "left the run"
-_AFTER = " after a failure in "
+_AFTER = " after "
 
 
 class Heartbeat:
@@ -52,7 +52,7 @@ class Heartbeat:
         self.operations = 0
         #: What this rank has broken off, until a message reaches it again.
         self.broken_off = ""
-        #: The first operation that failed here; the others can read it even after this rank has gone.
+        #: The first failure here; the others can read it even after this rank has gone.
         self.failed = ""
         self.since = 0.0
         #: Messages whose handles tell when they have arrived, with what they are for, with whom, and since when.
@@ -130,7 +130,10 @@ class Heartbeat:
         gone = [r for r, (text, at) in self._seen.items() if _left(text) and self.awake - max(at, since) > DEPARTED]
         left = [rank for rank in gone if rank in peers]
         if left:
-            self._give_up(name, left, f"which left the run {DEPARTED:.0f} s ago (it made fewer calls than the others)")
+            cause = self._seen[left[0]][0].partition(_AFTER)[2]
+            # Closing what it had open may keep a rank from reporting its error itself.
+            why = f"after {cause}" if cause else "(it made fewer calls than the others)"
+            self._give_up(name, left, f"which left the run {DEPARTED:.0f} s ago {why}")
 
     def _patience(self) -> float:
         """Returns the seconds after which ranks that wait in different operations are a deadlock."""
@@ -270,7 +273,7 @@ class _Operation(AbstractContextManager[None]):
             return
         try:
             if isinstance(error, RuntimeError | ValueError) and not isinstance(error, DistributedError):
-                beat.failed = beat.failed or name
+                beat.failed = beat.failed or f"a failure in {name}"
                 blame = beat.blame() if beat.store is not None else ""
                 message = f"{name} failed on rank {beat.rank}: {blame} ({_first_line(error)})"
                 raise DistributedError(message) from error
@@ -280,6 +283,13 @@ class _Operation(AbstractContextManager[None]):
 
 def _left(text: str) -> bool:
     return text.startswith(_LEFT)
+
+
+def note_failure(error: BaseException) -> None:
+    """Notes the error that ends this rank's work, for ranks that wait for the rest of it."""
+    beat = Heartbeat.current
+    if beat is not None and not isinstance(error, DistributedError):
+        beat.failed = beat.failed or f"{type(error).__name__}: {_first_line(error)}"
 
 
 def note_broken_off(what: str) -> None:

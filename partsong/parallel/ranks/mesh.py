@@ -21,7 +21,7 @@ from partsong.errors import ArgumentError
 from partsong.knobs import Count, check_knobs
 from partsong.parallel.ranks.axes import AXES, TOKEN_AXES, check_same_shares, check_shares, shares_along
 from partsong.parallel.ranks.backend import agreed_backend, few_blocks
-from partsong.parallel.ranks.health import Heartbeat
+from partsong.parallel.ranks.health import Heartbeat, note_failure
 from partsong.parallel.ranks.shards import split_sizes
 
 __all__ = ["AXES", "TOKEN_AXES", "Axis", "Mesh", "Network"]
@@ -272,7 +272,9 @@ class Mesh:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(failed=kind is not None)
+        if self._owns_group and isinstance(error, Exception):
+            note_failure(error)
+        self.close(failed=error is not None)
 
     def close(self, *, failed: bool = False) -> None:
         """Ends the process group if this mesh started it.
