@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 __all__ = [
-    "accelerator", "current", "devices", "forked_random", "is_on_host", "random_state", "set_random_state",
+    "Stopwatch", "accelerator", "current", "devices", "forked_random", "is_on_host", "random_state", "set_random_state",
     "synchronize", "total_memory",
 ]  # fmt: skip
 
@@ -52,6 +54,33 @@ def synchronize(device: torch.device) -> None:
     """Waits until a device has computed what it was given."""
     if not is_on_host(device):
         torch.accelerator.synchronize(device)
+
+
+class Stopwatch:
+    """Times work on a device, beginning now: when the device does it, and not when its host asks for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._start = device, _now(device)
+
+    def stop(self) -> float | Callable[[], float]:
+        """Ends the time and returns the seconds; of an accelerator what reads them once it has come this far."""
+        start, end = self._start, _now(self._device)
+        if isinstance(end, float):
+            return end - start
+
+        def read() -> float:
+            end.synchronize()
+            return start.elapsed_time(end) / 1e3
+
+        return read
+
+
+def _now(device: torch.device) -> Any:
+    if is_on_host(device):
+        return time.perf_counter()
+    event = torch.Event(device, enable_timing=True)
+    event.record()
+    return event
 
 
 def total_memory(device: torch.device) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +38,12 @@ FIELDS = (
     "tokens",
 )
 
+Amount = float | Callable[[], float]
+#: An amount by name that is read later.
+Late = tuple[str, Callable[[], float]]
+#: How many steps a device may be behind its host before a record waits for it.
+_BEHIND = 2
+
 _ACTIVE: ContextVar[Ledger | None] = ContextVar("partsong_ledger", default=None)
 
 
@@ -45,11 +52,12 @@ def active() -> Ledger | None:
     return _ACTIVE.get()
 
 
-def count(**amounts: float) -> None:
+def count(**amounts: Amount) -> None:
     """Adds amounts to the open record of the active ledger; does nothing when none is active.
 
     Args:
-        **amounts: numbers by name, out of `FIELDS`.
+        **amounts: numbers by name, out of `FIELDS`. A function is called for its number two steps later, so that no
+            step waits for what a device has not computed yet.
 
     Raises:
         ArgumentError: a name is not in `FIELDS`.
@@ -76,7 +84,10 @@ class Ledger:
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         self.flops = flops
         self.records: list[dict[str, Any]] = []
+        #: Amounts of the open record that a device has not reached yet, by name.
+        self.late: list[Late] = []
         self._open: dict[str, float] = dict.fromkeys(FIELDS, 0)
+        self._unwritten: list[tuple[dict[str, Any], list[Late]]] = []
         self._token: Token[Ledger | None] | None = None
 
     def __enter__(self) -> Ledger:
@@ -90,18 +101,22 @@ class Ledger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if any(self._open.values()):
+        if any(self._open.values()) or self.late:
             self.step(note="after the last step")
+        self._write(keep=0)
         assert self._token is not None
         _ACTIVE.reset(self._token)
         self._token = None
 
-    def count(self, **amounts: float) -> None:
+    def count(self, **amounts: Amount) -> None:
         """Adds amounts, by names out of `FIELDS`, to the open record."""
         for name, amount in amounts.items():
             if name not in self._open:
                 raise ArgumentError(f"a ledger does not count {name!r}; it counts {', '.join(FIELDS)}")
-            self._open[name] += amount
+            if callable(amount):
+                self.late.append((name, amount))
+            else:
+                self._open[name] += amount
 
     def open_amount(self, name: str) -> float:
         """Returns the amount counted under `name` since the last step was closed."""
@@ -115,7 +130,19 @@ class Ledger:
         """
         record = {"rank": self.rank, "step": len(self.records), **self._open, **labels}
         self.records.append(record)
-        self._open = dict.fromkeys(FIELDS, 0)
+        self._unwritten.append((record, self.late))
+        self._open, self.late = dict.fromkeys(FIELDS, 0), []
+        self._write(keep=_BEHIND)
+
+    def _write(self, keep: int) -> None:
+        """Completes and writes records in their order; the last few may wait for amounts that come late."""
+        while self._unwritten and (len(self._unwritten) > keep or not self._unwritten[0][1]):
+            record, late = self._unwritten.pop(0)
+            for name, read in late:
+                record[name] += read()
+            self._append(record)
+
+    def _append(self, record: dict[str, Any]) -> None:
         if self.path is not None:
             line = (json.dumps(record) + "\n").encode()
             # O_APPEND makes one write of a line atomic on a local file system, so ranks can share the file.
@@ -127,6 +154,10 @@ class Ledger:
 
     def summary(self) -> dict[str, float]:
         """Adds up this process's records, plus ``steps``."""
+        self._write(keep=0)
+        for name, read in self.late:
+            self._open[name] += read()
+        self.late.clear()
         totals: dict[str, float] = {"steps": len(self.records)}
         for name in FIELDS:
             totals[name] = sum(record[name] for record in self.records) + self._open[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor
 from partsong import accelerator
 from partsong.kernels import dispatch
 from partsong.kernels.backends.triton_attention import precision
+from partsong.ledger import Ledger, count
 from partsong.parallel.ranks import mesh
 from partsong.parallel.ranks.backend import choose, seat_of
 from partsong.planner.this_machine import hardware_name
@@ -111,3 +114,39 @@ def _names(kind: str) -> list[str]:
     """Lists the kernels that a call on a device of this kind tries."""
     call: Any = SimpleNamespace(q=SimpleNamespace(device=torch.device(kind), is_cuda=False))
     return [row.name for row in dispatch._candidates(call)[0]]
+
+
+class Event:
+    """Stands for an event of a device that is two seconds behind its host."""
+
+    passed = 0.0
+
+    def __init__(self, device: torch.device, enable_timing: bool) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        Event.passed += 2.0
+        self.at = Event.passed
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: Event) -> float:
+        return 1e3 * (end.at - self.at)
+
+
+def test_a_ledger_reads_a_devices_time_two_steps_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "Event", Event)
+    file = tmp_path / "ledger.jsonl"
+
+    def lines() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    with Ledger(file) as records:
+        for step in range(4):
+            clock = accelerator.Stopwatch(torch.device("xpu", 0))
+            count(seconds_waiting=clock.stop(), forwards=1)
+            records.step()
+            assert len(lines()) == max(0, step - 1), "the last two steps wait for the device"
+    assert [line["seconds_waiting"] for line in lines()] == [2.0] * 4
+    assert records.summary()["seconds_waiting"] == 8.0

@@ -13,7 +13,6 @@ from partsong.parallel import launch
 from tests import covering
 from tests.parallel.nccl_like import drill
 
-
 #: One of those that are slow to be noticed, and one that is noticed at once.
 FEW = ("SIGSTOP", "another prompt")
 

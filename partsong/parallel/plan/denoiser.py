@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from partsong import ledger
+from partsong.accelerator import Stopwatch
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.attention_call import TOKEN_AXES
@@ -253,17 +253,23 @@ class Denoiser:
         if self.shards is not None:
             self.shards.begin_forward(len(named[self.adapter.sample]), self.cut)
         active = ledger.active()
-        if active is None:
-            output = forward(**named)
-        else:
-            start, waited = time.perf_counter(), active.open_amount("seconds_waiting")
-            output = self._counted(forward, named) if active.flops else forward(**named)
-            waited = active.open_amount("seconds_waiting") - waited
-            active.count(forwards=1, seconds_compute=time.perf_counter() - start - waited)
+        output = forward(**named) if active is None else self._timed(active, forward, named)
         if self.cut is not None or self.shards is not None:
             notes = None if self.cut is None else self.cut.call_notes()
             sums = None if self.shards is None else self.shards.call_notes()
             runs.append(ModelRun(len(named[self.adapter.sample]), notes, sums))
+        return output
+
+    def _timed(self, active: ledger.Ledger, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
+        """Runs the model, and counts the time in which it did not wait for other ranks."""
+        clock, waited, late = Stopwatch(self.plan.mesh.device), active.open_amount("seconds_waiting"), len(active.late)
+        output = self._counted(forward, named) if active.flops else forward(**named)
+        taken, waited = clock.stop(), active.open_amount("seconds_waiting") - waited
+        if callable(taken):
+            whole, reads = taken, [read for name, read in active.late[late:] if name == "seconds_waiting"]
+            active.count(forwards=1, seconds_compute=lambda: whole() - waited - sum(read() for read in reads))
+        else:
+            active.count(forwards=1, seconds_compute=taken - waited)
         return output
 
     def _counted(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:

@@ -7,7 +7,6 @@ keeps messages apart when many are pending. Ranks post in the same order, so the
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partsong import ledger
-from partsong.accelerator import accelerator, is_on_host
+from partsong.accelerator import Stopwatch, accelerator, is_on_host
 from partsong.errors import ArgumentError, DistributedError
 from partsong.parallel.ranks.health import note_broken_off, operation, watch
 from partsong.parallel.ranks.mesh import Axis
@@ -43,6 +42,7 @@ __all__ = [
 ]
 
 _TAGS = 1 << 16
+_HOST = torch.device("cpu")
 #: Bytes to and from each peer index.
 _Amounts = tuple[Mapping[int, int], Mapping[int, int]]
 
@@ -78,15 +78,17 @@ class Pending:
         """
         if not self._works:
             return
-        start = time.perf_counter()
+        active = ledger.active()
+        clock = None if active is None else Stopwatch(self._tensors[0].device if self._tensors else _HOST)
         with named_range(f"wait for {self.name}"), operation(self.name, self._peers):
             for work in self._works:
                 work.wait()
+        if active is not None and clock is not None:
+            active.count(seconds_waiting=clock.stop())
         note_broken_off("")  # the others have gone on with this rank
         for finish in self._finish:
             finish()
         self._works, self._tensors, self._finish = [], [], []
-        ledger.count(seconds_waiting=time.perf_counter() - start)
 
 
 class Messages:
