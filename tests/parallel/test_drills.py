@@ -10,14 +10,11 @@ import pytest
 from partsong.errors import PartsongError
 from partsong.evals.gpu.drills import DRILLS, NAMED, words_of
 from partsong.parallel import launch
-from tests import covering
 from tests.parallel.nccl_like import drill
 
-#: One of those that are slow to be noticed, and one that is noticed at once.
-FEW = ("SIGSTOP", "another prompt")
 
-
-@pytest.mark.parametrize("how", DRILLS if covering.FULL else FEW)
+@pytest.mark.full
+@pytest.mark.parametrize("how", DRILLS)
 @pytest.mark.slow
 def test_the_failed_rank_is_named(how: str, tmp_path: Path) -> None:
     file = tmp_path / "failed at"

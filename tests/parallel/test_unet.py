@@ -23,12 +23,13 @@ from tests.parallel.unet_worker import LAYERS, Case, PipeCase
 TOLERANCE = {"float64": 1e-10, "float32": 5e-6}
 #: Ranks where three show no more than two.
 FEW = 3 if covering.FULL else 2
+RANKS = (1, 2, 3, 4)
 
 
 POSSIBLE = unet_worker.product if covering.FULL else unet_worker.usual
-PRODUCT = [case for nproc in (1, 2, 3, 4) for case in POSSIBLE(nproc)]
+PRODUCT = [case for nproc in (RANKS if covering.FULL else RANKS[1:3]) for case in POSSIBLE(nproc)]
 SEVERAL = chosen([case for case in PRODUCT if case[0] > 1], prefer=lambda case: (case[3] != "float64", case[0]))
-CASES = [*SEVERAL, *chosen(POSSIBLE(1), beside=SEVERAL)]
+CASES = [*SEVERAL, *(chosen(POSSIBLE(1), beside=SEVERAL) if covering.FULL else ())]
 PIPE_PRODUCT = [
     case
     for case in itertools.product((2, 3), unet_worker.PIPE_STRATEGIES, unet_worker.UNET_PIPES)

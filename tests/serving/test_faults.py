@@ -204,6 +204,7 @@ def test_ranks_of_torchrun_serve_and_end_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.full
 def test_ranks_of_torchrun_end_when_it_is_killed(tmp_path: Path) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     with running(tmp_path, "--model", "shapes", launcher=torchrun) as server:
