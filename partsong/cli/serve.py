@@ -121,6 +121,7 @@ def _is_own(host: str) -> bool:
 def _server(options: Serving, key: str | None) -> Any:
     from partsong.serving.catalog import serves_pictures
     from partsong.serving.limits import Limits
+    from partsong.serving.served_names import ServedNames
     from partsong.serving.server import Server
     from partsong.serving.texts.local import LocalText
     from partsong.serving.texts.wire import TextSpec
@@ -133,7 +134,7 @@ def _server(options: Serving, key: str | None) -> Any:
     if any(for_pictures) and not pictures:
         names = "--strategy, --lora, --cluster and --replicas"
         raise ArgumentError(f"{names} are for models of pictures and videos, and none is served")
-    return Server(
+    server = Server(
         models=models,
         runner=_runner(options, len(pictures)),
         num_replicas=options.replicas or 1,
@@ -144,6 +145,7 @@ def _server(options: Serving, key: str | None) -> Any:
             for name in texts
         },
         upstream=options.upstream,
+        served_names=ServedNames.read(options.served_name),
         folder=_folder(options.folder),
         limits=Limits(
             pixels=options.max_pixels,
@@ -154,6 +156,9 @@ def _server(options: Serving, key: str | None) -> Any:
         ),
         key=key,
     )
+    if options.upstream is None:  # what another server has is known once it is asked
+        server.served_names.check([model.name for model in models], server.texts)
+    return server
 
 
 def _runner(options: Serving, num_models: int) -> Any:

@@ -17,8 +17,10 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from partsong.errors import PartsongError
-from partsong.serving.chat_api import router
+from partsong.serving import chat_api, responses_api
 from partsong.serving.errors import as_api_error
+from partsong.serving.response_store import ResponseStore
+from partsong.serving.served_names import ServedNames
 from partsong.serving.texts.served import ServedText
 
 #: Longest wait of a test for anything.
@@ -69,7 +71,11 @@ def listening(app: FastAPI, loop: LoopThread) -> Iterator[str]:
 @contextmanager
 def serving(loop: LoopThread, texts: Sequence[ServedText]) -> Iterator[str]:
     """Serves text models that have been started."""
-    with listening(app_of(router, texts={text.name: text for text in texts}), loop) as address:
+    routes = APIRouter()
+    for api in (chat_api, responses_api):
+        routes.include_router(api.router)
+    state = {"served_names": ServedNames({"gpt-4o": texts[0].name}), "responses": ResponseStore(most=4)}
+    with listening(app_of(routes, texts={text.name: text for text in texts}, **state), loop) as address:
         yield address
 
 
