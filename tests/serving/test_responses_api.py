@@ -15,9 +15,7 @@ from partsong.serving.errors import ApiError
 from partsong.serving.response_store import KeptResponse, ResponseStore
 from partsong.serving.served_names import ServedNames
 from partsong.serving.texts.limits import TextLimits
-from partsong.serving.texts.local import LocalText
-from partsong.serving.texts.wire import TextSpec
-from tests.serving.text_server import LONG, LoopThread, client_of, serving, user
+from tests.serving.text_server import LONG, EngineText, LoopThread, client_of, serving, user
 
 ASK = "37+48-19*3+12=?"
 FOUR = "sums:self-consistency:num=4,early_stop=false"
@@ -28,11 +26,10 @@ HOW: dict[str, Any] = {"max_output_tokens": 80, "extra_body": {"seed": 7}}
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[SimpleNamespace]:
-    """A model that thinks, in its process; the server keeps four responses."""
+    """A model that thinks; the server keeps four responses."""
     loop = LoopThread()
-    text = LocalText(TextSpec(name="sums", model="sums", limits=TextLimits(max_tokens=500, max_messages=6)))
+    text = EngineText("sums", TextLimits(max_tokens=500, max_messages=6))
     try:
-        loop.run(text.start())
         with serving(loop, [text]) as address:
             yield SimpleNamespace(loop=loop, text=text, url=address, client=client_of(address))
     finally:
@@ -154,25 +151,25 @@ def test_a_response_in_the_background_is_fetched_or_cancelled(served: SimpleName
     ended = served.client.responses.retrieve(begun.id)
     assert (ended.status, ended.output_text) == ("completed", respond(served).output_text)
 
-    before = served.text.outcomes["cancelled"]
+    before = served.text.cancelled
     long = respond(served, MANY, background=True)
     assert served.client.responses.cancel(long.id).status == "cancelled"
     forgotten = respond(served, MANY, background=True)
     served.client.responses.delete(forgotten.id)
     served.loop.until(lambda: served.text.in_flight == 0)
-    assert served.text.outcomes["cancelled"] == before + 2
+    assert served.text.cancelled == before + 2
     with pytest.raises(openai.BadRequestError, match="hang up"):
         served.client.responses.cancel(respond(served).id)
 
 
 def test_hanging_up_ends_the_run(served: SimpleNamespace) -> None:
-    before = served.text.outcomes["cancelled"]
+    before = served.text.cancelled
     with respond(served, MANY, stream=True) as stream:
         assert next(iter(stream)).type == "response.created"
     with pytest.raises(openai.APITimeoutError):
         respond(served, MANY, timeout=httpx2.Timeout(LONG, read=0.3))
     served.loop.until(lambda: served.text.in_flight == 0)
-    assert served.text.outcomes["cancelled"] == before + 2
+    assert served.text.cancelled == before + 2
 
 
 @pytest.mark.parametrize(

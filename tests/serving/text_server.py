@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +21,11 @@ from partsong.serving import chat_api, responses_api
 from partsong.serving.errors import as_api_error
 from partsong.serving.response_store import ResponseStore
 from partsong.serving.served_names import ServedNames
+from partsong.serving.texts.events import TextAccepted, TextEvent, TextRequest
+from partsong.serving.texts.limits import TextLimits
+from partsong.serving.texts.local_thinking import ThinkingTexts
 from partsong.serving.texts.served import ServedText
+from partsong.serving.texts.upstream import _events
 
 #: Longest wait of a test for anything.
 LONG = 60.0
@@ -52,6 +56,40 @@ class LoopThread:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(LONG)
         self.loop.close()
+
+
+class EngineText:
+    """A real model in the test's own process, for what does not depend on processes: they take seconds to start."""
+
+    ready = True
+
+    def __init__(self, model: str, limits: TextLimits) -> None:
+        self.name, self.limits = model, limits
+        self.in_flight = self.cancelled = 0
+        self._opened = ThinkingTexts(model, limits)
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        await self._opened.engine.close()
+
+    async def run(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+        job = self._opened.prepare(request)
+        self.in_flight += 1
+        try:
+            yield TextAccepted()
+            async with aclosing(_events(job, self._opened.engine)) as events:
+                async for event in events:
+                    yield event
+        except (GeneratorExit, asyncio.CancelledError):
+            self.cancelled += 1
+            raise
+        finally:
+            self.in_flight -= 1
+
+    def as_json(self) -> dict[str, Any]:
+        return {"id": self.name, "kind": "thinking", "strategies": [], "defaults": {}}
 
 
 @contextmanager
