@@ -104,9 +104,15 @@ def _web(options: Serving) -> Any:
         host=options.host,
         port=options.port,
         grace=options.grace,
-        root_path=options.root_path,
+        root_path=_root_path(options.root_path),
         logs_json=options.log_format == "json",
     )
+
+
+def _root_path(given: str) -> str:
+    if given and not given.startswith("/"):
+        raise ArgumentError(f"--root-path {given}: begin it with a slash, such as /pictures")
+    return given.rstrip("/")
 
 
 def _is_own(host: str) -> bool:

@@ -9,6 +9,8 @@ from partsong.errors import ArgumentError, ArgumentTypeError, OutputError, Parts
 
 __all__ = ["ApiError", "as_api_error", "invalid", "leaving", "shortened"]
 
+#: Most characters of a message.
+_MOST = 2000
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -55,7 +57,14 @@ class ApiError(PartsongError):
 
     def as_json(self) -> dict[str, Any]:
         """Returns the body of the reply."""
-        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+        param = None if self.param is None else _cut(self.param, 100)
+        return {"error": {"message": _cut(str(self), _MOST), "type": self.type, "param": param, "code": self.code}}
+
+
+def _cut(text: str, most: int) -> str:
+    """Returns a text without its middle where it is long: an error may repeat all that a client sent."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
 def as_api_error(error: PartsongError) -> ApiError:

@@ -131,7 +131,7 @@ async def file(name: str, request: Request) -> Response:
     if _FILE.fullmatch(name) is None or not (path.is_file() or job is not None):
         raise ApiError(404, f"there is no file {name!r}; files are removed after a time", code="not_found")
     if path.suffix == ".mp4" and job is not None and not job.has_ended:
-        return StreamingResponse(growing_file(server, job, path), media_type="video/mp4")
+        return StreamingResponse(growing_file(server, job, path), media_type="video/mp4", headers=STREAMED)
     if not path.is_file():
         raise ApiError(404, f"there is no file {name!r} yet", code="not_found")
     return FileResponse(path)

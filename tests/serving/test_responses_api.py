@@ -49,7 +49,12 @@ def chat(served: SimpleNamespace, model: str = "sums", messages: Any = None, **m
 def test_a_response_is_the_answer_of_a_chat(served: SimpleNamespace) -> None:
     whole, reply = chat(served), respond(served, metadata={"of": "a test"}, top_p=1.0)
     assert reply.output_text == whole.choices[0].message.content
-    assert (reply.object, reply.status, reply.error, reply.metadata) == ("response", "completed", None, {"of": "a test"})
+    assert (reply.object, reply.status, reply.error, reply.metadata) == (
+        "response",
+        "completed",
+        None,
+        {"of": "a test"},
+    )
     assert [item.type for item in reply.output] == ["message"]
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (
         whole.usage.prompt_tokens,
@@ -103,7 +108,9 @@ def test_thinking_is_shown_where_it_is_asked_for(served: SimpleNamespace) -> Non
     assert whole.output_text == chat(served, FOUR).choices[0].message.content
     assert whole.output_text in [part.text for part in thoughts.summary]
     spent = whole.partsong
-    assert whole.usage.output_tokens_details.reasoning_tokens == whole.usage.output_tokens - spent["tokens_accepted"] > 0
+    assert (
+        whole.usage.output_tokens_details.reasoning_tokens == whole.usage.output_tokens - spent["tokens_accepted"] > 0
+    )
     assert [item.type for item in respond(served, FOUR).output] == ["message"]
 
     with served.client.responses.stream(model=FOUR, input=ASK, reasoning={"summary": "auto"}, **HOW) as stream:

@@ -93,10 +93,10 @@ class EngineText:
 
 
 @contextmanager
-def listening(app: FastAPI, loop: LoopThread) -> Iterator[str]:
+def listening(app: Any, loop: LoopThread, **more: Any) -> Iterator[str]:
     """Serves an application and gives its address, which ends in ``/v1``."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", **more))
     serving = asyncio.run_coroutine_threadsafe(server.serve(sockets=[listener]), loop.loop)
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
