@@ -13,38 +13,39 @@ from typing import Any
 import httpx
 import pytest
 
+from partsong.serving.app import build_app
+from partsong.serving.served_names import ServedNames
 from partsong.serving.texts.limits import TextLimits
-from tests.serving.running import RunningServer
-from tests.serving.test_sent_pictures import png
-from tests.serving.text_server import LONG, EngineText, LoopThread, serving
+from tests.serving.taker import Taker, png, service
+from tests.serving.text_server import LONG, EngineText, LoopThread, listening
 
 REQUESTS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("client_requests.json").read_text())
+NAMES = {"gpt-image-1": "none", "dall-e-3": "none", "gpt-image-1.5": "one", "sora-2": "motion", "gpt-4o": "sums"}
 
 
 @pytest.fixture(scope="module")
-def texts() -> Iterator[str]:
-    """A server of a text model that is also called gpt-4o."""
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of the models behind the names that clients have built in."""
     loop = LoopThread()
     text = EngineText("sums", TextLimits())
-    with serving(loop, [text]) as address:
+    models = (service("none", "image"), service("one", "image"), service("motion", "video"))
+    folder = tmp_path_factory.mktemp("served")
+    server = Taker(models=models, texts={"sums": text}, folder=folder, served_names=ServedNames(NAMES))
+    server.prepare()
+    with listening(build_app(server), loop) as address:
         yield address.removesuffix("/v1")
     loop.run(text.close())
     loop.close()
 
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=[f"{each['client']}: {each['asks']}" for each in REQUESTS])
-def test_what_clients_send_is_answered(asked: dict[str, Any], request: pytest.FixtureRequest) -> None:
-    is_text = asked["path"] in ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-    server: RunningServer | None = None if is_text else request.getfixturevalue("server")
-    url = request.getfixturevalue("texts") if server is None else server.url
+def test_what_clients_send_is_answered(url: str, asked: dict[str, Any]) -> None:
     more: dict[str, Any] = {"json": asked["json"]} if "json" in asked else {}
     if "form" in asked:  # as parts of a form, also where there is no file among them
         fields = [(name, (None, value.encode())) for name, value in asked["form"].items()]
-        more["files"] = [*fields, *((name, ("a.png", png("red", 64), "image/png")) for name in asked["pictures"])]
+        more["files"] = [*fields, *((name, ("a.png", png("red"), "image/png")) for name in asked["pictures"])]
     reply = httpx.request(asked["method"], url + asked["path"], timeout=LONG, trust_env=False, **more)
     assert reply.status_code == asked["status"], reply.text
     assert [text for text in asked["says"] if text not in reply.text] == [], reply.text[:2000]
     if reply.status_code >= 400:
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
-    elif asked["path"] == "/v1/videos":  # others wait for the ranks
-        httpx.delete(f"{url}/v1/videos/{reply.json()['id']}", timeout=LONG)

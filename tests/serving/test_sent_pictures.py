@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,50 +13,21 @@ import pytest
 from PIL import Image
 
 from partsong.serving.app import build_app
-from partsong.serving.errors import ApiError
 from partsong.serving.jobs import Job
-from partsong.serving.messages import JobWork, Ready
+from partsong.serving.messages import JobWork
 from partsong.serving.ranks.served_model import call_arguments
-from partsong.serving.ranks.settings import ReplicaSettings
 from partsong.serving.server import Server
-from partsong.serving.services import PictureService, pictures_of
+from partsong.serving.services import pictures_of
 from tests.pipelines.cases.flux2 import HERE
-
-SETTINGS = ReplicaSettings(folder=Path(), pipeline="", defaults={}, loras={}, address="", authkey=b"")
-
-
-class Taker(Server):
-    """A server whose ranks are there; it notes the jobs that it takes, and refuses those that are to fail."""
-
-    async def submit(self, model: PictureService, request: Mapping[str, Any], **more: Any) -> Job:
-        if request["prompt"] == "fail":
-            raise ApiError(400, "refused by the ranks")
-        job = Job(id=f"{model.kind}_{len(self.jobs)}", kind="video", model=model.name, request=dict(request))
-        job.status = "completed"
-        self.jobs[job.id] = job
-        return job
-
-    def facts(self, model: PictureService) -> Ready:
-        several, some = model.name == "several", model.name != "none"
-        return Ready(strategies=(), defaults={}, kind=model.kind, takes_picture=some, takes_pictures=several)
+from tests.serving.taker import Taker, png, service
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Taker:
-    models = [
-        PictureService(name=name, nproc=1, settings=SETTINGS, kind=kind)
-        for kind in ("image", "video")
-        for name in ("one", "several", "none")
-    ]
+    models = [service(name, kind) for kind in ("image", "video") for name in ("one", "several", "none")]
     server = Taker(models=models, folder=tmp_path)
-    server.open()
+    server.prepare()
     return server
-
-
-def png(colour: str, size: int = 8) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (size, size), colour).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def ask(server: Server, path: str, **more: Any) -> httpx.Response:
@@ -76,7 +45,7 @@ def edit(server: Server, model: str, *colours: str, prompt: str = "both") -> htt
 
 
 def kept(server: Server) -> list[Path]:
-    return list((server.folder / "files").iterdir())
+    return list((server.folder / "files").glob("sent_*"))
 
 
 def colours(server: Server, job: Job) -> list[tuple[int, ...]]:
@@ -85,7 +54,8 @@ def colours(server: Server, job: Job) -> list[tuple[int, ...]]:
 
 def test_several_pictures_go_to_a_model_that_takes_several(server: Taker) -> None:
     assert edit(server, "several", "red", "blue", "lime").status_code == 200
-    assert colours(server, server.jobs["image_0"]) == [(255, 0, 0), (0, 0, 255), (0, 255, 0)]
+    (job,) = server.jobs.values()
+    assert colours(server, job) == [(255, 0, 0), (0, 0, 255), (0, 255, 0)]
 
 
 @pytest.mark.parametrize(
