@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
@@ -25,6 +26,8 @@ from partsong.serving.texts.thinking import SINGLE
 __all__ = ["router"]
 
 router = APIRouter(prefix="/v1/responses")
+
+_log = logging.getLogger(__name__)
 
 
 @router.post("")
@@ -112,6 +115,9 @@ def _answer_later(events: AsyncGenerator[TextEvent, None], form: ResponseForm, s
             written.whole([event async for event in events])
         except PartsongError as error:
             written.fail(error)
+        except Exception as error:  # noqa: BLE001 - nobody waits who could be told
+            _log.error("response %s failed", form.id, exc_info=error)
+            written.fail(ApiError(500, "the server failed on this response; its log says why"))
         except asyncio.CancelledError:
             kept.reply = form.cancelled()
             raise

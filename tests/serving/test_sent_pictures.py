@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from diffusers import WanImageToVideoPipeline
 from PIL import Image
 
+from partsong.errors import ArgumentError
 from partsong.serving.app import build_app
 from partsong.serving.jobs import Job
 from partsong.serving.messages import JobWork
-from partsong.serving.ranks.served_model import call_arguments
+from partsong.serving.ranks.served_model import _check_picture, call_arguments
 from partsong.serving.server import Server
 from partsong.serving.services import pictures_of
 from tests.pipelines.cases.flux2 import HERE
@@ -104,6 +107,14 @@ def test_a_reference_that_cannot_be_used_is_refused(server: Taker, model: str, r
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, "input_reference")
     assert words in error["message"]
+
+
+def test_text_alone_is_refused_where_the_pipeline_demands_a_picture() -> None:
+    model: Any = SimpleNamespace(pipe=object.__new__(WanImageToVideoPipeline), makes_videos=True)
+    work = JobWork(id="a", prompt="go", arguments={}, out=(Path("a.mp4"),))
+    with pytest.raises(ArgumentError, match="input_reference of /v1/videos"):
+        _check_picture(model, work)
+    _check_picture(model, replace(work, pictures=(b"",)))
 
 
 def test_a_pipeline_is_given_all_pictures() -> None:
