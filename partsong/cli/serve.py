@@ -129,8 +129,6 @@ def _server(options: Serving, key: str | None) -> Any:
     from partsong.serving.limits import Limits
     from partsong.serving.served_names import ServedNames
     from partsong.serving.server import Server
-    from partsong.serving.texts.local import LocalText
-    from partsong.serving.texts.wire import TextSpec
 
     loras = _loras(options.lora)
     pictures = [name for name in options.model if serves_pictures(name)]
@@ -144,12 +142,7 @@ def _server(options: Serving, key: str | None) -> Any:
         models=models,
         runner=_runner(options, len(pictures)),
         num_replicas=options.replicas or 1,
-        texts={
-            Path(name).name: LocalText(
-                TextSpec(name=Path(name).name, model=name, dtype=options.dtype, threads=options.threads)
-            )
-            for name in texts
-        },
+        texts=_texts(options, texts),
         upstream=options.upstream,
         served_names=ServedNames.read(options.served_name),
         folder=_folder(options.folder),
@@ -165,6 +158,14 @@ def _server(options: Serving, key: str | None) -> Any:
     if options.upstream is None:  # what another server has is known once it is asked
         server.served_names.check([model.name for model in models], server.texts)
     return server
+
+
+def _texts(options: Serving, names: list[str]) -> Any:
+    from partsong.serving.texts.local import LocalText
+    from partsong.serving.texts.wire import TextSpec
+
+    how: Any = {"dtype": options.dtype, "threads": options.threads}
+    return {Path(name).name: LocalText(TextSpec(name=Path(name).name, model=name, **how)) for name in names}
 
 
 def _runner(options: Serving, num_models: int) -> Any:

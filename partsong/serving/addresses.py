@@ -24,7 +24,7 @@ def path_of(scope: Scope) -> str:
 def public_url(request: Request, route: str, **path: str) -> str:
     """Returns the address of a route, with the host and the scheme that a proxy names.
 
-    Anybody may name them: what is said in a request is only told to whoever sent it.
+    Anybody may name them, since the address goes to nobody but the sender of the request.
 
     Args:
         request: the one that is answered.

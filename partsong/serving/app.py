@@ -16,9 +16,8 @@ from starlette.exceptions import HTTPException
 from partsong import __version__
 from partsong.errors import PartsongError
 from partsong.serving import chat_api, images_api, jobs_api, page_api, responses_api, videos_api
-from partsong.serving.absent import no_answer
 from partsong.serving.addresses import path_of
-from partsong.serving.errors import ApiError, as_api_error, invalid
+from partsong.serving.errors import ApiError, as_api_error, invalid, no_answer
 from partsong.serving.gate import Gate
 from partsong.serving.server import Server
 

@@ -12,10 +12,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from partsong.serving.chat_bodies import ChatBody, CompletionBody, TextBody
-from partsong.serving.chat_fields import read_body
-from partsong.serving.chat_format import ChatForm
-from partsong.serving.text_replies import answer_text, reply
+from partsong.serving.answers.chat_bodies import ChatBody, CompletionBody, TextBody
+from partsong.serving.answers.chat_fields import read_body
+from partsong.serving.answers.chat_format import ChatForm
+from partsong.serving.answers.replies import answer_text, reply
 from partsong.serving.texts.served import ServedText
 
 __all__ = ["router"]

@@ -12,13 +12,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from partsong.errors import PartsongError
-from partsong.serving.chat_fields import read_body
+from partsong.serving.answers.chat_fields import read_body
+from partsong.serving.answers.replies import answer_text, begun, reply
+from partsong.serving.answers.response_bodies import OTHER_FIELDS, ResponseBody
+from partsong.serving.answers.response_events import ResponseReply
+from partsong.serving.answers.response_format import ResponseForm
+from partsong.serving.answers.response_store import KeptResponse, ResponseStore
 from partsong.serving.errors import ApiError
-from partsong.serving.response_bodies import OTHER_FIELDS, ResponseBody
-from partsong.serving.response_events import ResponseReply
-from partsong.serving.response_format import ResponseForm
-from partsong.serving.response_store import KeptResponse, ResponseStore
-from partsong.serving.text_replies import answer_text, begun, reply
 from partsong.serving.texts.events import TextEvent
 from partsong.serving.texts.served import ServedText
 from partsong.serving.texts.thinking import SINGLE
@@ -103,7 +103,7 @@ def _keep(store: ResponseStore, body: ResponseBody, ended: dict[str, Any], text:
 
 
 def _answer_later(events: AsyncGenerator[TextEvent, None], form: ResponseForm, store: ResponseStore) -> dict[str, Any]:
-    """Goes on with an answer for which nobody waits; returns the response as it begins."""
+    """Goes on with an answer in the background; returns the response as it begins."""
     kept = KeptResponse(reply=form.begun(), turns=form.body.turns)
 
     def note(ended: dict[str, Any], text: str) -> None:
@@ -115,7 +115,7 @@ def _answer_later(events: AsyncGenerator[TextEvent, None], form: ResponseForm, s
             written.whole([event async for event in events])
         except PartsongError as error:
             written.fail(error)
-        except Exception as error:  # noqa: BLE001 - nobody waits who could be told
+        except Exception as error:  # noqa: BLE001 - it has no other way to be known
             _log.error("response %s failed", form.id, exc_info=error)
             written.fail(ApiError(500, "the server failed on this response; its log says why"))
         except asyncio.CancelledError:

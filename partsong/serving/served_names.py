@@ -67,11 +67,11 @@ class ServedNames:
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Returns the rows of the list of models for these names, with the model behind each as ``root``."""
-        found = []
+        listed = []
         for name, target in self.names.items():
             fits = [row for row in rows if _begins(target, row["id"])]
-            found += [{**max(fits, key=lambda row: len(row["id"])), "id": name, "root": target}] if fits else []
-        return found
+            listed += [{**max(fits, key=lambda row: len(row["id"])), "id": name, "root": target}] if fits else []
+        return listed
 
 
 def _begins(asked: str, name: str) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from partsong.errors import DistributedError, OutputError, PartsongError
 from partsong.seeds import check_seed
+from partsong.serving.answers.response_store import ResponseStore
 from partsong.serving.errors import ApiError, as_api_error, leaving
 from partsong.serving.expiry import sweep
 from partsong.serving.jobs import Job, Watchers
@@ -34,7 +35,6 @@ from partsong.serving.messages import (
 )
 from partsong.serving.metrics import Metrics, labels_of
 from partsong.serving.replicas import Replicas
-from partsong.serving.response_store import ResponseStore
 from partsong.serving.runners import LOCAL, RankRunner
 from partsong.serving.served_names import ServedNames
 from partsong.serving.services import SERIAL, PictureService, files_of, find_model, work_of

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from partsong.errors import ArgumentError
+from partsong.serving.answers.response_store import KeptResponse, ResponseStore
 from partsong.serving.errors import ApiError
-from partsong.serving.response_store import KeptResponse, ResponseStore
 from partsong.serving.served_names import ServedNames
 from partsong.serving.texts.limits import TextLimits
 from tests.serving.text_server import LONG, EngineText, LoopThread, client_of, serving, user

@@ -18,8 +18,8 @@ from fastapi.responses import JSONResponse
 
 from partsong.errors import PartsongError
 from partsong.serving import chat_api, responses_api
+from partsong.serving.answers.response_store import ResponseStore
 from partsong.serving.errors import as_api_error
-from partsong.serving.response_store import ResponseStore
 from partsong.serving.served_names import ServedNames
 from partsong.serving.texts.events import TextAccepted, TextEvent, TextRequest
 from partsong.serving.texts.limits import TextLimits

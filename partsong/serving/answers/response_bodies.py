@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from partsong.serving.chat_bodies import AnswerBody, StrictBody
-from partsong.serving.chat_fields import OtherFields
+from partsong.serving.answers.chat_bodies import AnswerBody, StrictBody
+from partsong.serving.answers.chat_fields import OtherFields
 
 __all__ = ["OTHER_FIELDS", "InputMessage", "ResponseBody"]
 

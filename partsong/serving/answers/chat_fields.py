@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from partsong.serving.chat_bodies import AnswerBody
+from partsong.serving.answers.chat_bodies import AnswerBody
 from partsong.serving.errors import ApiError
 from partsong.whole_text import whole_json
 

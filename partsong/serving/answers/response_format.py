@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from partsong.errors import PartsongError
-from partsong.serving.response_bodies import ResponseBody
+from partsong.serving.answers.response_bodies import ResponseBody
 from partsong.serving.texts.events import TextDone, TextEvent, ThreadNews
 
 __all__ = ["ResponseForm", "summary_part", "text_part", "thoughts_of"]

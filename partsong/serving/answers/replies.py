@@ -10,8 +10,8 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from partsong.errors import PartsongError
-from partsong.serving.chat_fields import read_fields
-from partsong.serving.hangup import HungUpError, WatchedStream, unless_hung_up
+from partsong.serving.answers.chat_fields import read_fields
+from partsong.serving.answers.hangup import HungUpError, WatchedStream, unless_hung_up
 from partsong.serving.texts.events import TextEvent
 from partsong.serving.texts.served import ServedText, find_text
 from partsong.serving.texts.thinking import SINGLE

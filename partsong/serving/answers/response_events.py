@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from partsong.errors import PartsongError
-from partsong.serving.response_format import ResponseForm, summary_part, text_part, thoughts_of
+from partsong.serving.answers.response_format import ResponseForm, summary_part, text_part, thoughts_of
 from partsong.serving.texts.events import TextDelta, TextDone, TextEvent, ThreadNews
 from partsong.serving.waiting import event as line_of
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from partsong.errors import PartsongError
-from partsong.serving.chat_bodies import ChatBody, CompletionBody
+from partsong.serving.answers.chat_bodies import ChatBody, CompletionBody
 from partsong.serving.errors import as_api_error
 from partsong.serving.texts.events import TextDelta, TextDone, TextEvent, ThreadNews
 

@@ -18,7 +18,7 @@ class KeptResponse:
     Attributes:
         reply: it, as clients read it.
         turns: role and text of the messages so far, its own answer included once it is there.
-        task: answers it where nobody waits for it; None elsewhere.
+        task: answers it in the background; None elsewhere.
     """
 
     reply: dict[str, Any]
