@@ -136,6 +136,7 @@ def test_bytes_go_through_as_they_are(linked: SimpleNamespace, path: str, kind: 
     assert (status, direct) == (status_here, here)
     for name in ("content-type", "content-length", "content-encoding", "x-request-id", "retry-after"):
         assert before.get(name) == after.get(name)
+    assert after.get("x-accel-buffering") == ("no" if kind == "stream" else None)
     # The key of this server is not shown to the other one, which gets its own.
     assert linked.recorder.headers[-1]["authorization"] == "Bearer sk-upstream"
     linked.loop.until(lambda: linked.texts[0].in_flight == 0)

@@ -56,7 +56,8 @@ def colours(server: Server, job: Job) -> list[tuple[int, ...]]:
 
 
 def test_several_pictures_go_to_a_model_that_takes_several(server: Taker) -> None:
-    assert edit(server, "several", "red", "blue", "lime").status_code == 200
+    reply = edit(server, "several", "red", "blue", "lime")
+    assert (reply.status_code, reply.headers["x-accel-buffering"]) == (200, "no")
     (job,) = server.jobs.values()
     assert colours(server, job) == [(255, 0, 0), (0, 0, 255), (0, 255, 0)]
 

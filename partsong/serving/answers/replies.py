@@ -109,7 +109,9 @@ async def reply(
 
 async def _pass_on(request: Request, text: UpstreamText, path: str, body: bytes) -> Response:
     passed = await unless_hung_up(request, text.pass_through(path, body, request.headers))
-    return WatchedStream(passed.chunks(), passed.close, status_code=passed.status, headers=passed.headers)
+    is_stream = passed.headers.get("content-type", "").startswith("text/event-stream")
+    headers = passed.headers | ({"x-accel-buffering": STREAMED["X-Accel-Buffering"]} if is_stream else {})
+    return WatchedStream(passed.chunks(), passed.close, status_code=passed.status, headers=headers)
 
 
 async def _next(events: AsyncGenerator[TextEvent, None]) -> TextEvent:
