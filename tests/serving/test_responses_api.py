@@ -17,9 +17,10 @@ from partsong.serving.served_names import ServedNames
 from partsong.serving.texts.limits import TextLimits
 from tests.serving.text_server import LONG, EngineText, LoopThread, client_of, serving, user
 
-ASK = "37+48-19*3+12=?"
+ASK = "12+5=?"
 FOUR = "sums:self-consistency:num=4,early_stop=false"
-#: More than a second of work, which a test ends before it is done.
+#: More than a second of work together, which a test ends before it is done.
+LONG_ASK = "37+48-19*3+12=?"
 MANY = "sums:self-consistency:num=256,early_stop=false"
 HOW: dict[str, Any] = {"max_output_tokens": 80, "extra_body": {"seed": 7}}
 
@@ -159,9 +160,9 @@ def test_a_response_in_the_background_is_fetched_or_cancelled(served: SimpleName
     assert (ended.status, ended.output_text) == ("completed", respond(served).output_text)
 
     before = served.text.cancelled
-    long = respond(served, MANY, background=True)
+    long = respond(served, MANY, LONG_ASK, background=True)
     assert served.client.responses.cancel(long.id).status == "cancelled"
-    forgotten = respond(served, MANY, background=True)
+    forgotten = respond(served, MANY, LONG_ASK, background=True)
     served.client.responses.delete(forgotten.id)
     served.loop.until(lambda: served.text.in_flight == 0)
     assert served.text.cancelled == before + 2
@@ -171,10 +172,10 @@ def test_a_response_in_the_background_is_fetched_or_cancelled(served: SimpleName
 
 def test_hanging_up_ends_the_run(served: SimpleNamespace) -> None:
     before = served.text.cancelled
-    with respond(served, MANY, stream=True) as stream:
+    with respond(served, MANY, LONG_ASK, stream=True) as stream:
         assert next(iter(stream)).type == "response.created"
     with pytest.raises(openai.APITimeoutError):
-        respond(served, MANY, timeout=httpx2.Timeout(LONG, read=0.3))
+        respond(served, MANY, LONG_ASK, timeout=httpx2.Timeout(LONG, read=0.3))
     served.loop.until(lambda: served.text.in_flight == 0)
     assert served.text.cancelled == before + 2
 

@@ -23,7 +23,6 @@ from partsong.serving.errors import as_api_error
 from partsong.serving.served_names import ServedNames
 from partsong.serving.texts.events import TextAccepted, TextEvent, TextRequest
 from partsong.serving.texts.limits import TextLimits
-from partsong.serving.texts.local_thinking import ThinkingTexts
 from partsong.serving.texts.served import ServedText
 from partsong.serving.texts.upstream import _events
 
@@ -64,6 +63,8 @@ class EngineText:
     ready = True
 
     def __init__(self, model: str, limits: TextLimits) -> None:
+        from partsong.serving.texts.local_thinking import ThinkingTexts  # loads torch, which other tests do not need
+
         self.name, self.limits = model, limits
         self.in_flight = self.cancelled = 0
         self._opened = ThinkingTexts(model, limits)
