@@ -12,7 +12,7 @@ from partsong.cli import parse
 from partsong.cli.arguments import read_arguments
 from partsong.evals.reasoning.line_file import LineFile
 from partsong.reasoning import Completion, Message
-from partsong.serving.chat_fields import read_fields
+from partsong.serving.answers.chat_fields import read_fields
 from partsong.whole_text import CleanedPieces, whole_json, whole_text
 
 TABLE = [

@@ -104,9 +104,15 @@ def _web(options: Serving) -> Any:
         host=options.host,
         port=options.port,
         grace=options.grace,
-        root_path=options.root_path,
+        root_path=_root_path(options.root_path),
         logs_json=options.log_format == "json",
     )
+
+
+def _root_path(given: str) -> str:
+    if given and not given.startswith("/"):
+        raise ArgumentError(f"--root-path {given}: begin it with a slash, such as /pictures")
+    return given.rstrip("/")
 
 
 def _is_own(host: str) -> bool:
@@ -121,9 +127,8 @@ def _is_own(host: str) -> bool:
 def _server(options: Serving, key: str | None) -> Any:
     from partsong.serving.catalog import serves_pictures
     from partsong.serving.limits import Limits
+    from partsong.serving.served_names import ServedNames
     from partsong.serving.server import Server
-    from partsong.serving.texts.local import LocalText
-    from partsong.serving.texts.wire import TextSpec
 
     loras = _loras(options.lora)
     pictures = [name for name in options.model if serves_pictures(name)]
@@ -133,17 +138,13 @@ def _server(options: Serving, key: str | None) -> Any:
     if any(for_pictures) and not pictures:
         names = "--strategy, --lora, --cluster and --replicas"
         raise ArgumentError(f"{names} are for models of pictures and videos, and none is served")
-    return Server(
+    server = Server(
         models=models,
         runner=_runner(options, len(pictures)),
         num_replicas=options.replicas or 1,
-        texts={
-            Path(name).name: LocalText(
-                TextSpec(name=Path(name).name, model=name, dtype=options.dtype, threads=options.threads)
-            )
-            for name in texts
-        },
+        texts=_texts(options, texts),
         upstream=options.upstream,
+        served_names=ServedNames.read(options.served_name),
         folder=_folder(options.folder),
         limits=Limits(
             pixels=options.max_pixels,
@@ -154,6 +155,17 @@ def _server(options: Serving, key: str | None) -> Any:
         ),
         key=key,
     )
+    if options.upstream is None:  # what another server has is known once it is asked
+        server.served_names.check([model.name for model in models], server.texts)
+    return server
+
+
+def _texts(options: Serving, names: list[str]) -> Any:
+    from partsong.serving.texts.local import LocalText
+    from partsong.serving.texts.wire import TextSpec
+
+    how: Any = {"dtype": options.dtype, "threads": options.threads}
+    return {Path(name).name: LocalText(TextSpec(name=Path(name).name, model=name, **how)) for name in names}
 
 
 def _runner(options: Serving, num_models: int) -> Any:

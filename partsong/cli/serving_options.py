@@ -39,6 +39,9 @@ class Serving(Common):
     upstream: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
     """Also serve the models of a server that speaks the OpenAI API, such as http://127.0.0.1:8080/v1, with every way
     to think. Its key is read from the environment variable OPENAI_API_KEY."""
+    served_name: Annotated[_Repeated, tyro.conf.arg(metavar="NAME=MODEL", help_behavior_hint="")] = ()
+    """A further name for a model, for clients that ask for one of their own, such as gpt-image-1=shapes or
+    gpt-4o=sums:self-consistency:num=8; repeat it for several."""
     host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1"
     """Address to listen on. Any other than this machine's own demands a key."""
     port: Annotated[int, Whole(0, 65535), tyro.conf.arg(metavar="N")] = 8000

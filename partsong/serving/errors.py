@@ -7,8 +7,25 @@ from typing import Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, OutputError, PartsongError, UnsupportedError
 
-__all__ = ["ApiError", "as_api_error", "invalid", "leaving", "shortened"]
+__all__ = ["ApiError", "as_api_error", "invalid", "leaving", "no_answer", "shortened"]
 
+#: Endpoints of the OpenAI API and its relatives, and what they would need; those below one are named with it.
+_ABSENT = {
+    "/v1/assistants": "assistants",
+    "/v1/audio": "models of speech",
+    "/v1/batches": "batches",
+    "/v1/conversations": "conversations; /v1/responses has previous_response_id",
+    "/v1/embeddings": "models of embeddings",
+    "/v1/fine_tuning": "fine-tuning",
+    "/v1/images/variations": "variations; /v1/images/edits takes a picture",
+    "/v1/moderations": "models of moderation",
+    "/v1/realtime": "realtime sessions",
+    "/v1/rerank": "models that rank",
+    "/v1/threads": "threads; /v1/responses has previous_response_id",
+    "/v1/vector_stores": "vector stores",
+}
+#: Most characters of a message.
+_MOST = 2000
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -55,7 +72,14 @@ class ApiError(PartsongError):
 
     def as_json(self) -> dict[str, Any]:
         """Returns the body of the reply."""
-        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+        param = None if self.param is None else _cut(self.param, 100)
+        return {"error": {"message": _cut(str(self), _MOST), "type": self.type, "param": param, "code": self.code}}
+
+
+def _cut(text: str, most: int) -> str:
+    """Returns a text without its middle where it is long: an error may repeat all that a client sent."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
 def as_api_error(error: PartsongError) -> ApiError:
@@ -94,3 +118,20 @@ def shortened(value: object, most: int = 60) -> str:
 def leaving() -> ApiError:
     """Returns the error of a request that a server which ends does not answer any more."""
     return ApiError(503, "the server ends; ask again in a moment", code="server_ends", retry_after=5.0)
+
+
+def no_answer(status: int, method: str, path: str, detail: str) -> ApiError:
+    """Returns the error for a request that no endpoint takes.
+
+    Args:
+        status: of HTTP.
+        method: of the request.
+        path: below the root of the server.
+        detail: what the web framework says of it.
+    """
+    for begin, what in _ABSENT.items():
+        if path == begin or path.startswith(f"{begin}/"):
+            message = f"{method} {shortened(path)}: this server has no {what}"
+            return ApiError(404, message, code="unsupported_endpoint", is_final=True)
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(status)
+    return ApiError(status, f"{method} {shortened(path)}: {detail}", code=code)

@@ -12,7 +12,7 @@ from typing import Protocol
 from partsong.errors import OutputError
 from partsong.serving.jobs import Job
 from partsong.serving.journal import JobJournal
-from partsong.serving.services import files_of
+from partsong.serving.services import files_of, pictures_of
 
 __all__ = ["JobKeeper", "remove_jobs", "sweep"]
 
@@ -56,7 +56,7 @@ async def remove_jobs(server: JobKeeper, jobs: Sequence[Job]) -> None:
     for job in jobs:
         server.jobs.pop(job.id, None)
         server.unwritten.discard(job.id)
-        sent = [name for key in ("picture", "mask") if (name := job.request.get(key)) is not None]
+        sent = [*pictures_of(job), *([mask] if (mask := job.request.get("mask")) else [])]
         # A job that was dropped may have left part of a video.
         paths += [server.file(name) for name in (*files_of(job), *sent)]
     if not jobs:

@@ -16,6 +16,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from partsong.serving.addresses import path_of
 from partsong.serving.errors import ApiError
 from partsong.serving.server import Server
 
@@ -69,7 +70,7 @@ class Gate:
             return ApiError(403, "without a key this server answers to names of its own machine only")
         if self.server.key is None and (error := _of_another_site(headers)) is not None:
             return error
-        if not self._has_key(scope["path"], headers):
+        if not self._has_key(path_of(scope), headers):
             return ApiError(401, "show the key of this server as Authorization: Bearer KEY")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self.server.limits.body:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import secrets
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
@@ -16,10 +15,13 @@ from PIL import Image
 from pydantic import Field, ValidationError
 from starlette.datastructures import UploadFile
 
-from partsong.errors import OutputError, PartsongError
-from partsong.serving.errors import ApiError, invalid, leaving
+from partsong.errors import PartsongError
+from partsong.serving.addresses import public_url
+from partsong.serving.errors import ApiError, invalid, leaving, shortened
 from partsong.serving.fields import SamplingBody
 from partsong.serving.jobs import Job
+from partsong.serving.messages import Ready
+from partsong.serving.sent_pictures import keep_picture, remove_pictures
 from partsong.serving.server import Server
 from partsong.serving.services import PictureService
 from partsong.serving.waiting import STREAMED, completed, event, events_while_there, failure
@@ -30,6 +32,8 @@ router = APIRouter(prefix="/v1/images")
 
 #: Values of quality and style that ask for nothing.
 _PLAIN = (None, "auto", "standard")
+#: Most pictures that a request may begin with, besides a mask.
+_MOST_PICTURES = 16
 _FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
 
 
@@ -46,7 +50,7 @@ class ImageRequest(SamplingBody):
     output_compression: Annotated[int, Field(ge=0, le=100)] = 100
     stream: bool = False
     partial_images: Annotated[int, Field(ge=0, le=3)] = 0
-    quality: Literal["auto", "standard", "hd", "low", "medium", "high"] = "auto"
+    quality: Literal["auto", "standard", "hd", "low", "medium", "high", "xhigh", "max"] = "auto"
     style: Literal["vivid", "natural"] | None = None
     background: Literal["auto", "opaque"] = "auto"
     moderation: Literal["auto", "low"] = "auto"
@@ -66,9 +70,9 @@ async def generations(body: ImageRequest, request: Request) -> Any:
 
 @router.post("/edits")
 async def edits(request: Request) -> Any:
-    """Makes pictures of a prompt and a picture, and of a mask where the pipeline takes one."""
+    """Makes pictures of a prompt and pictures, and of a mask where the pipeline takes one."""
     server: Server = request.app.state.server
-    form = await request.form(max_files=4, max_fields=64)
+    form = await request.form(max_files=_MOST_PICTURES + 1, max_fields=64)
     files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
     fields = {name: value for name, value in form.multi_items() if not isinstance(value, UploadFile)}
     try:
@@ -77,27 +81,36 @@ async def edits(request: Request) -> Any:
         raise invalid(error.errors()[0]) from None
     pictures = [upload for name, upload in files if name in ("image", "image[]")]
     masks = [upload for name, upload in files if name == "mask"]
-    if len(pictures) != 1 or len(masks) > 1 or len(files) != len(pictures) + len(masks):
-        names = ", ".join(name for name, _ in files) or "none"
-        raise ApiError(400, f"send one file as image, and perhaps one as mask; found {names}", param="image")
+    if not pictures or len(masks) > 1 or len(files) != len(pictures) + len(masks):
+        names = shortened(", ".join(name for name, _ in files) or "none")
+        raise ApiError(400, f"send files as image, and perhaps one as mask; found {names}", param="image")
     model = server.model(body.model, "image")
-    facts = server.facts(model)
-    if not facts.takes_picture:
-        raise ApiError(400, f"{model.name} makes pictures of text alone", param="image", code="no_picture")
-    if masks and not facts.takes_mask:
-        raise ApiError(400, f"{model.name} takes no mask", param="mask", code="no_mask")
+    _check_files(server.facts(model), model.name, len(pictures), len(masks))
     asked = body.asked(server.limits, num=body.n, strength=body.strength)
-    kept: dict[str, str] = {}
+    kept: list[str] = []
     try:
-        kept["picture"] = await _keep(server, pictures[0], "image")
-        if masks:
-            kept["mask"] = await _keep(server, masks[0], "mask")
-        job = await _submit(server, model, body, {**asked, **kept})
+        for upload in pictures:
+            kept.append(keep_picture(server, await upload.read(), "image"))
+        asked["picture"] = list(kept)
+        for upload in masks:
+            asked["mask"] = keep_picture(server, await upload.read(), "mask")
+            kept.append(asked["mask"])
+        job = await _submit(server, model, body, asked)
     except PartsongError:
-        for name in kept.values():  # there is no job that would remove them when it expires
-            server.file(name).unlink(missing_ok=True)
+        remove_pictures(server, *kept)
         raise
     return await _respond(server, job, body, request, "image_edit")
+
+
+def _check_files(facts: Ready, name: str, pictures: int, masks: int) -> None:
+    """Refuses files that a model cannot use."""
+    if not facts.takes_picture:
+        raise ApiError(400, f"{name} makes pictures of text alone", param="image", code="no_picture")
+    if pictures > 1 and not facts.takes_pictures:
+        message = f"{name} begins with one picture, and {pictures} were sent; send one file as image"
+        raise ApiError(400, message, param="image", code="one_picture")
+    if masks and not facts.takes_mask:
+        raise ApiError(400, f"{name} takes no mask", param="mask", code="no_mask")
 
 
 async def _submit(server: Server, model: PictureService, body: ImageRequest, asked: dict[str, Any]) -> Job:
@@ -154,7 +167,7 @@ async def _stream(server: Server, job: Job, body: ImageRequest, kind: str) -> As
 
 def _datum(server: Server, name: str, body: ImageRequest, request: Request) -> dict[str, Any]:
     if body.response_format == "url":
-        return {"url": str(request.url_for("file", name=name)), "revised_prompt": None}
+        return {"url": public_url(request, "file", name=name), "revised_prompt": None}
     return {"b64_json": _encoded(server, name, body), "revised_prompt": None}
 
 
@@ -171,21 +184,3 @@ def _encoded(server: Server, name: str, body: ImageRequest) -> str:
 def _size_of(server: Server, job: Job) -> str:
     with Image.open(server.file(job.files[0])) as picture:
         return f"{picture.width}x{picture.height}"
-
-
-async def _keep(server: Server, upload: UploadFile, what: str) -> str:
-    """Writes a picture that a client has sent, as a plain PNG file; returns its name."""
-    name = f"sent_{secrets.token_hex(12)}.png"
-    try:
-        with Image.open(io.BytesIO(await upload.read())) as picture:
-            if picture.width * picture.height > server.limits.pixels:
-                raise ApiError(400, f"{what} has more than {server.limits.pixels} pixels", param=what)
-            kept = picture.convert("RGBA" if what == "mask" else "RGB")
-    except (OSError, ValueError, Image.DecompressionBombError):
-        raise ApiError(400, f"{what} is no picture that can be read; send PNG, JPEG or WebP", param=what) from None
-    try:
-        kept.save(server.file(name), "PNG")
-    except OSError as error:
-        server.file(name).unlink(missing_ok=True)
-        raise OutputError(f"{what} cannot be kept: {error.strerror}; is the disk full?") from error
-    return name

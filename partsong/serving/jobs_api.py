@@ -131,7 +131,7 @@ async def file(name: str, request: Request) -> Response:
     if _FILE.fullmatch(name) is None or not (path.is_file() or job is not None):
         raise ApiError(404, f"there is no file {name!r}; files are removed after a time", code="not_found")
     if path.suffix == ".mp4" and job is not None and not job.has_ended:
-        return StreamingResponse(growing_file(server, job, path), media_type="video/mp4")
+        return StreamingResponse(growing_file(server, job, path), media_type="video/mp4", headers=STREAMED)
     if not path.is_file():
         raise ApiError(404, f"there is no file {name!r} yet", code="not_found")
     return FileResponse(path)
@@ -141,14 +141,14 @@ async def file(name: str, request: Request) -> Response:
 async def models(request: Request) -> dict[str, Any]:
     """Lists what is served."""
     server: Server = request.app.state.server
-    return {"object": "list", "data": server.model_rows()}
+    return {"object": "list", "data": _model_rows(server)}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> dict[str, Any]:
     """Describes one model."""
     server: Server = request.app.state.server
-    for row in server.model_rows():
+    for row in _model_rows(server):
         if row["id"] == name:
             return row
     raise ApiError(404, f"no model {name!r} is served here", param="model", code="model_not_found")
@@ -197,6 +197,13 @@ async def _events(server: Server, job: Job) -> AsyncIterator[str]:
                 yield event("preview", json.dumps(data))
         yield event("job", json.dumps(_shown(server, job))) if changed else ": waiting\n\n"
     yield event("job", json.dumps(_shown(server, job)))
+
+
+def _model_rows(server: Server) -> list[dict[str, Any]]:
+    rows = [model.as_json(server.replicas[model.name].facts) for model in server.models]
+    rows += [text.as_json() for text in server.texts.values()]
+    rows += server.served_names.rows(rows)
+    return [{"object": "model", "created": server.created, "owned_by": "partsong", **row} for row in rows]
 
 
 def _shown(server: Server, job: Job) -> dict[str, Any]:

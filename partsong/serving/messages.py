@@ -65,7 +65,7 @@ class JobWork:
         strategies: as on the command line; empty for the serial twin, which the first rank makes alone.
         lora: an adapter by the name it is known by; None for none.
         out: files to write, one per picture, or one for the video.
-        picture: a picture to begin with, for pipelines that take one; None for text alone. It is a file of the server,
+        pictures: those to begin with, for pipelines that take some; empty for text alone. Each is a file of the server,
             and the bytes of that file once the job is sent to the ranks, which may be on other machines.
         mask: its mask in the same form; None for none.
         num_frames: frames of a video to deliver; None takes the pipeline's own number, and for pictures.
@@ -83,7 +83,7 @@ class JobWork:
     strategies: tuple[str, ...] = ()
     lora: str | None = None
     out: tuple[Path, ...]
-    picture: Path | bytes | None = None
+    pictures: tuple[Path | bytes, ...] = ()
     mask: Path | bytes | None = None
     num_frames: int | None = None
     fps: float = 16.0
@@ -102,10 +102,10 @@ class JobWork:
         Raises:
             OSError: one of them cannot be read.
         """
-        if self.picture is None:
+        if not self.pictures:
             return self
-        read = [each.read_bytes() if isinstance(each, Path) else each for each in (self.picture, self.mask)]
-        return replace(self, picture=read[0], mask=read[1])
+        read = [each.read_bytes() if isinstance(each, Path) else each for each in (self.mask, *self.pictures)]
+        return replace(self, mask=read[0], pictures=tuple(read[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +153,7 @@ class Ready:
         defaults: arguments of a call that a client need not give.
         kind: what the model makes, ``image`` or ``video``.
         takes_picture: whether a call can begin with a picture.
+        takes_pictures: whether it can begin with several.
         takes_mask: whether it can have a mask as well.
     """
 
@@ -160,6 +161,7 @@ class Ready:
     defaults: Mapping[str, Any]
     kind: str
     takes_picture: bool = False
+    takes_pictures: bool = False
     takes_mask: bool = False
 
 

@@ -58,7 +58,7 @@ router = APIRouter()
 @router.get("/", include_in_schema=False)
 async def page(request: Request) -> Response:
     """Returns the page."""
-    return _reply(request, _html(), "text/html; charset=utf-8")
+    return _reply(request, _html(request.scope.get("root_path", "")), "text/html; charset=utf-8")
 
 
 @router.get("/page/{name}", include_in_schema=False)
@@ -87,7 +87,7 @@ def _read(name: str) -> bytes:
 
 
 @functools.cache
-def _html() -> bytes:
+def _html(root: str) -> bytes:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -97,4 +97,4 @@ def _html() -> bytes:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(version=partsong.__version__).encode()
+    return environment.get_template("page.html").render(version=partsong.__version__, root=root).encode()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from partsong.errors import DistributedError, OutputError, PartsongError
 from partsong.seeds import check_seed
+from partsong.serving.answers.response_store import ResponseStore
 from partsong.serving.errors import ApiError, as_api_error, leaving
 from partsong.serving.expiry import sweep
 from partsong.serving.jobs import Job, Watchers
@@ -35,6 +36,7 @@ from partsong.serving.messages import (
 from partsong.serving.metrics import Metrics, labels_of
 from partsong.serving.replicas import Replicas
 from partsong.serving.runners import LOCAL, RankRunner
+from partsong.serving.served_names import ServedNames
 from partsong.serving.services import SERIAL, PictureService, files_of, find_model, work_of
 from partsong.serving.suspects import Suspects
 from partsong.serving.twins import note_difference
@@ -59,6 +61,7 @@ class Server:
         models: of pictures and videos.
         texts: models of text, by name.
         upstream: address of another server whose models are served too; None for none.
+        served_names: further names by which clients may ask for models.
         folder: for files and the journal.
         limits: what one request may ask for.
         key: that clients must show; None for none.
@@ -68,12 +71,14 @@ class Server:
         replicas: by the name of their model; filled when the server starts.
         watchers: of the jobs.
         metrics: of the server.
+        responses: those of text models that later ones can follow.
         leaves_at: when jobs that still run are left to the next server, by `time.monotonic`; None while it serves.
     """
 
     models: Sequence[PictureService]
     texts: dict[str, ServedText] = field(default_factory=dict)
     upstream: str | None = None
+    served_names: ServedNames = field(default_factory=ServedNames)
     folder: Path
     limits: Limits = field(default_factory=Limits)
     key: str | None = None
@@ -83,6 +88,7 @@ class Server:
     replicas: dict[str, Replicas] = field(default_factory=dict)
     watchers: Watchers = field(default_factory=Watchers)
     metrics: Metrics = field(default_factory=Metrics)
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     leaves_at: float | None = None
 
@@ -120,7 +126,7 @@ class Server:
         self._comparing: dict[str, asyncio.Task[None]] = {}
         self._suspects: dict[str, Suspects] = {}
         self.unwritten: set[str] = set()  # jobs whose last change the journal does not know
-        self._created = int(time.time())
+        self.created = int(time.time())
         for job in self.journal.read():
             self.jobs[job.id] = job
             if not job.has_ended:
@@ -152,6 +158,7 @@ class Server:
         if self._other is not None:
             for name in await self._other.models():
                 self.texts.setdefault(name, UpstreamText(name, self._other))
+        self.served_names.check([model.name for model in self.models], self.texts)
         # Nobody waits for them here: pictures can be served while a model of text is loaded.
         self._starts = {name: asyncio.create_task(text.start()) for name, text in self.texts.items()}
 
@@ -171,7 +178,7 @@ class Server:
 
     def model(self, name: str | None, kind: str) -> PictureService:
         """Returns a model by name; without one, the first of the kind; see `find_model`."""
-        return find_model(self.models, name, kind)
+        return find_model(self.models, self.served_names.target(name), kind)
 
     async def submit(
         self, model: PictureService, request: Mapping[str, Any], *, twin_of: str | None = None, **more: Any
@@ -232,12 +239,6 @@ class Server:
         """Returns how many jobs of the same model wait before a job, itself included; 0 once it is running."""
         waiting = (each for each in self.jobs.values() if each.model == job.model and each.status == "queued")
         return 0 if job.status != "queued" else 1 + sum(each.created_at < job.created_at for each in waiting)
-
-    def model_rows(self) -> list[dict[str, Any]]:
-        """Lists what is served, by the keys of the API."""
-        rows = [model.as_json(self.replicas[model.name].facts) for model in self.models]
-        rows += [text.as_json() for text in self.texts.values()]
-        return [{"object": "model", "created": self._created, "owned_by": "partsong", **row} for row in rows]
 
     def file(self, name: str) -> Path:
         """Returns the path of a file of a job."""

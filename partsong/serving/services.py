@@ -12,7 +12,7 @@ from partsong.serving.jobs import Job
 from partsong.serving.messages import JobWork, Ready
 from partsong.serving.ranks.settings import ReplicaSettings
 
-__all__ = ["AUTO", "SERIAL", "PictureService", "files_of", "find_model", "work_of"]
+__all__ = ["AUTO", "SERIAL", "PictureService", "files_of", "find_model", "pictures_of", "work_of"]
 
 SERIAL, AUTO = "serial", "auto"
 #: How clients know the arguments of a call.
@@ -76,6 +76,12 @@ def files_of(job: Job) -> tuple[str, ...]:
     return tuple(f"{job.id}-{index}.png" for index in range(job.request.get("n", 1)))
 
 
+def pictures_of(job: Job) -> list[str]:
+    """Returns the names of the pictures that a job begins with, without its mask."""
+    sent = job.request.get("picture") or []
+    return [sent] if isinstance(sent, str) else list(sent)
+
+
 def work_of(
     job: Job, file: Callable[[str], Path], defaults: Mapping[str, Any], strategies: tuple[str, ...], **more: Any
 ) -> JobWork:
@@ -103,7 +109,7 @@ def work_of(
         out=tuple(map(file, names_out)),
         num_frames=request.get("num_frames"),
         fps=request.get("fps") or 16.0,
-        picture=None if request.get("picture") is None else file(request["picture"]),
+        pictures=tuple(map(file, pictures_of(job))),
         mask=None if request.get("mask") is None else file(request["mask"]),
         **more,
     )

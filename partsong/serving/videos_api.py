@@ -13,12 +13,15 @@ from fastapi.responses import Response, StreamingResponse
 from PIL import Image
 from pydantic import Field, ValidationError
 
+from partsong.errors import PartsongError
 from partsong.serving.errors import ApiError, invalid
 from partsong.serving.expiry import remove_jobs
 from partsong.serving.fields import SamplingBody, page_of
 from partsong.serving.growing import growing_file
 from partsong.serving.jobs import Job
+from partsong.serving.sent_pictures import copy_picture, keep_picture, read_reference, remove_pictures
 from partsong.serving.server import Server
+from partsong.serving.waiting import STREAMED
 from partsong.whole_text import whole_json
 
 __all__ = ["VideoRequest", "router"]
@@ -36,19 +39,23 @@ class VideoRequest(SamplingBody):
 
 @router.post("")
 async def create(request: Request) -> dict[str, Any]:
-    """Begins a video."""
+    """Begins a video of a prompt, and of a picture where the pipeline takes one."""
     server: Server = request.app.state.server
-    if request.headers.get("content-type", "").startswith("multipart/"):
-        fields: Any = dict(await request.form(max_files=1, max_fields=64))
-        if fields.pop("input_reference", None) is not None:
-            raise ApiError(400, "videos begin with text alone here", param="input_reference", code="no_picture")
-    else:
-        fields = await _json(request)
+    is_form = request.headers.get("content-type", "").startswith("multipart/")
+    fields = dict(await request.form(max_files=1, max_fields=64)) if is_form else await _json(request)
+    given = fields.pop("input_reference", None)
     try:
         body = VideoRequest.model_validate(fields)
     except ValidationError as error:
         raise invalid(error.errors()[0]) from None
-    return as_video(server, await begin_video(server, body))
+    if given is None:
+        return as_video(server, await begin_video(server, body))
+    model = server.model(body.model, "video")
+    if not server.facts(model).takes_picture:
+        message = f"{model.name} makes videos of text alone; leave input_reference out"
+        raise ApiError(400, message, param="input_reference", code="no_picture")
+    picture = keep_picture(server, await read_reference(given), "input_reference")
+    return as_video(server, await _begin_with(server, body, picture))
 
 
 async def begin_video(server: Server, body: VideoRequest, **more: Any) -> Job:
@@ -56,6 +63,14 @@ async def begin_video(server: Server, body: VideoRequest, **more: Any) -> Job:
     model = server.model(body.model, "video")
     frames = body.num_frames or (None if body.seconds is None else max(1, round(body.seconds * body.fps)))
     return await server.submit(model, body.asked(server.limits, frames=frames, fps=body.fps, **more))
+
+
+async def _begin_with(server: Server, body: VideoRequest, picture: str, **more: Any) -> Job:
+    try:
+        return await begin_video(server, body, picture=picture, **more)
+    except PartsongError:
+        remove_pictures(server, picture)
+        raise
 
 
 @router.get("")
@@ -101,7 +116,9 @@ async def remix(name: str, request: Request) -> dict[str, Any]:
     before = {key: value for key, value in job.request.items() if key in VideoRequest.model_fields}
     size = job.as_json()["size"]
     body = VideoRequest.model_validate({**before, "model": job.model, "size": size, "prompt": fields["prompt"]})
-    return as_video(server, await begin_video(server, body, remixed_from=name))
+    if (picture := job.request.get("picture")) is None:
+        return as_video(server, await begin_video(server, body, remixed_from=name))
+    return as_video(server, await _begin_with(server, body, copy_picture(server, picture), remixed_from=name))
 
 
 @router.get("/{name}/content")
@@ -114,7 +131,7 @@ async def content(
     path = server.file(f"{job.id}.mp4")
     if variant != "video":
         return await asyncio.to_thread(_still, job, path, variant)
-    return StreamingResponse(growing_file(server, job, path), media_type="video/mp4")
+    return StreamingResponse(growing_file(server, job, path), media_type="video/mp4", headers=STREAMED)
 
 
 def as_video(server: Server, job: Job) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Listens for HTTP, and closes connections that send no request."""
+"""Listens for HTTP, closes connections that send no request, and notices clients that have hung up."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from socket import socket
 from types import FrameType
 from typing import Any, ClassVar
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -31,6 +32,8 @@ __all__ = ["WebSettings", "run_beside_rank", "run_server"]
 
 #: Seconds in which a connection has to send a request, and most connections at a time.
 _HEAD_SECONDS, _MOST = 20.0, 2048
+#: Seconds between interim replies to a client that has ended its side: the second fails if it is gone.
+_PROBES = (0.2, 1.0, 5.0)
 #: Files that a server opens beside its connections: the journal, outputs, lines to ranks, libraries.
 _OTHER_FILES = 256
 
@@ -55,6 +58,27 @@ class _ImpatientProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._look()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Keeps a connection whose client has said that it sends no more, and still waits for its answer.
+
+        A client that has hung up looks the same until something is sent to it. What can be sent before the answer is an
+        interim reply, which clients skip; those of HTTP/1.0 do not know it.
+        """
+        cycle = self.cycle
+        if cycle is None or cycle.more_body or cycle.response_started or self.conn.their_http_version != b"1.1":
+            return None
+        cycle.keep_alive = False
+        self._probe(_PROBES)
+        return True
+
+    def _probe(self, pauses: tuple[float, ...]) -> None:
+        if self.cycle is None or self.cycle.response_started or self.transport.is_closing():
+            return
+        interim = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+        self.transport.write(self.conn.send(interim))
+        if pauses:
+            asyncio.get_running_loop().call_later(pauses[0], self._probe, pauses[1:])
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

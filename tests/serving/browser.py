@@ -58,7 +58,7 @@ def opened(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
     page.on("console", heard)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     try:
-        page.goto("/")
+        page.goto(url)
         yield page
         assert not complaints, complaints
     finally:

@@ -32,6 +32,8 @@ def inpainting(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def living(inpainting: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server of pictures, videos, and edits on two ranks; four jobs take turns, and eight may wait."""
     models = ("--model", "shapes", "--model", "motion", "--model", str(inpainting[1]))
+    names = ("gpt-image-1=shapes", "dall-e-3=shapes", "gpt-image-1.5=edits", "sora-2=motion")
+    models += tuple(f"--served-name={name}" for name in names)
     limits = ("--nproc", "2", "--max-active", "4", "--max-waiting", "8", "--memory", "4")
     with running(tmp_path_factory.mktemp("served"), *models, *limits) as server:
         yield server

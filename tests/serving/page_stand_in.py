@@ -167,16 +167,23 @@ class StandIn:
 
 
 @contextlib.contextmanager
-def serve(stand_in: StandIn) -> Iterator[str]:
-    """Runs it in a thread and gives its address. Connections wait in the socket until the thread takes them."""
+def serve(stand_in: StandIn, root: str = "") -> Iterator[str]:
+    """Runs it in a thread and gives its address. Connections wait in the socket until the thread takes them.
+
+    Below a root it is as a proxy shows it there.
+    """
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await stand_in.app({**scope, "root_path": root}, receive, send)
+
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     sock.listen()
-    server = uvicorn.Server(uvicorn.Config(stand_in.app, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}{root}"
     finally:
         server.should_exit = server.force_exit = True  # a page may follow a job still
         thread.join(20)

@@ -12,7 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI, Request
 
+from partsong.serving.addresses import public_url
 from partsong.serving.app import build_app, endpoints
 from partsong.serving.errors import ApiError
 from partsong.serving.fields import SamplingBody
@@ -110,6 +112,9 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
         (["--model", "shapes", "--port", "-1"], "--port"),
         (["--model", "shapes", "--port", "99999"], "from 0 to 65535"),
         (["--model", "sums", "--strategy", "ulysses"], "none is served"),
+        (["--model", "sums", "--served-name", "gpt-4o=lists-mdlm"], "lists-mdlm is not served; these are: sums"),
+        (["--model", "sums", "--served-name", "gpt-4o"], "write NAME=MODEL"),
+        (["--model", "sums", "--root-path", "pictures"], "begin it with a slash"),
     ],
 )
 def test_a_wrong_command_line_ends_with_one_sentence(arguments: list[str], says: str, capfd: Any) -> None:
@@ -185,6 +190,79 @@ def test_errors_repeat_no_megabytes_and_read_plainly() -> None:
             SamplingBody.model_validate(body).asked(limits)
         assert len(str(refused.value)) < 300
     assert SamplingBody.model_validate({"prompt": "half \ud83d", "n": None}).prompt == "half \ufffd"
+
+
+@pytest.mark.parametrize("path", ["embeddings", "moderations", "audio/speech", "audio/transcriptions", "rerank"])
+def test_what_this_server_has_not_got_is_said(tmp_path: Path, path: str) -> None:
+    reply = _ask(_server(tmp_path), "POST", f"/v1/{path}", json={"model": "m", "input": "a"})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["type"], error["code"]) == (404, "not_found_error", "unsupported_endpoint")
+    assert "this server has no models" in error["message"]
+
+
+def test_other_paths_are_not_known_and_not_repeated_whole(tmp_path: Path) -> None:
+    for path in ("/v1/wings", "/" + "x" * 50_000):
+        error = _ask(_server(tmp_path), "GET", path).json()["error"]
+        assert (error["code"], len(error["message"]) < 200) == ("unknown_url", True)
+    assert _ask(_server(tmp_path), "PUT", "/v1/models").json()["error"]["code"] == "method_not_allowed"
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/images/generations", {"prompt": "a", LONG: 1}),
+        ("/v1/images/generations", {"prompt": "a", "model": LONG}),
+        ("/v1/images/generations", {"prompt": "a", "background": LONG}),
+        ("/v1/videos", {"prompt": "a", "seconds": LONG}),
+        ("/v1/chat/completions", {"model": LONG, "messages": []}),
+        ("/v1/responses", {"model": LONG, "input": "a"}),
+    ],
+)
+def test_an_error_repeats_no_megabytes(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    reply = _ask(_server(tmp_path), "POST", path, json=body)
+    assert reply.status_code in (400, 404)
+    assert len(reply.content) < 3000
+
+
+def test_below_the_path_of_a_proxy_all_is_as_without(tmp_path: Path) -> None:
+    async def ask(path: str, headers: dict[str, str]) -> httpx.Response:
+        # As uvicorn passes them on: the path that the proxy took away stands before the rest again.
+        transport = httpx.ASGITransport(build_app(_server(tmp_path, key=KEY)), root_path="/pictures")
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.get(f"/pictures{path}", headers=headers)
+
+    def get(path: str, **headers: str) -> httpx.Response:
+        return asyncio.run(ask(path, headers))
+
+    assert get("/health").json() == {"status": "ok"}
+    assert get("/v1/models").status_code == 401
+    assert get("/v1/embeddings", Authorization=f"Bearer {KEY}").json()["error"]["code"] == "unsupported_endpoint"
+    page = get("/").text
+    assert '"/pictures/page/page.js"' in page
+    assert get("/page/page.js").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "url"),
+    [
+        ({}, "http://10.0.0.1:8000/pictures/f/a.png"),
+        ({"x-forwarded-host": "art.example, inner"}, "http://art.example/pictures/f/a.png"),
+        (
+            {"x-forwarded-host": "art.example:444", "x-forwarded-proto": "https"},
+            "https://art.example:444/pictures/f/a.png",
+        ),
+        ({"x-forwarded-host": "art.example/x?", "x-forwarded-proto": "ftp"}, "http://10.0.0.1:8000/pictures/f/a.png"),
+    ],
+)
+def test_an_address_is_the_one_that_clients_see(headers: dict[str, str], url: str) -> None:
+    app = FastAPI()
+    app.add_api_route("/f/{name}", lambda name: name, name="file")
+    pairs = [(name.encode(), value.encode()) for name, value in ({"host": "10.0.0.1:8000"} | headers).items()]
+    scope = {"type": "http", "scheme": "http", "path": "/pictures/", "root_path": "/pictures", "headers": pairs}
+    assert public_url(Request({**scope, "app": app, "query_string": b""}), "file", name="a.png") == url
 
 
 def test_only_the_user_reads_a_servers_folder(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Recorder:
         self.waiting, self.left = threading.Event(), threading.Event()
         self.router = APIRouter()
         self.router.add_api_route("/v1/models", self.models)
-        for path in ("/v1/chat/completions", "/v1/completions"):
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
             self.router.add_api_route(path, self.answer, methods=["POST"])
 
     async def models(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def body_of(model: str, user_field: str, **more: Any) -> bytes:
     return f'{{ "user" :"{user_field}",\t"model"  : "{model}" ,{rest}\n'.encode()
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
 @pytest.mark.parametrize("kind", ["odd", "packed", "stream", "busy"])
 def test_bytes_go_through_as_they_are(linked: SimpleNamespace, path: str, kind: str) -> None:
     body = body_of("m:7b", kind)
@@ -136,9 +136,15 @@ def test_bytes_go_through_as_they_are(linked: SimpleNamespace, path: str, kind: 
     assert (status, direct) == (status_here, here)
     for name in ("content-type", "content-length", "content-encoding", "x-request-id", "retry-after"):
         assert before.get(name) == after.get(name)
+    assert after.get("x-accel-buffering") == ("no" if kind == "stream" else None)
     # The key of this server is not shown to the other one, which gets its own.
     assert linked.recorder.headers[-1]["authorization"] == "Bearer sk-upstream"
     linked.loop.until(lambda: linked.texts[0].in_flight == 0)
+
+
+def test_another_name_is_passed_on_as_the_models_own(linked: SimpleNamespace) -> None:
+    httpx2.post(f"{linked.url}/responses", content=body_of("gpt-4o", "odd"), trust_env=False)
+    assert linked.recorder.bodies[-1] == body_of("m:7b", "odd")
 
 
 def test_single_changes_the_name_alone(linked: SimpleNamespace) -> None:

@@ -62,7 +62,7 @@ def test_an_edit_is_what_the_pipeline_makes_of_it(
     assert np.abs(drawn - np.round(255 * expected)).max() <= 1
     with pytest.raises(openai.BadRequestError, match="no picture that can be read"):
         client.images.edit(**{**asked, "image": ("a.png", b"not a picture")})
-    with pytest.raises(openai.BadRequestError, match="one file as image"):
+    with pytest.raises(openai.BadRequestError, match="begins with one picture, and 2 were sent"):
         client.images.edit(**{**asked, "image": [picture, picture]})
     before = set((server.folder / "files").iterdir())
     with pytest.raises(openai.BadRequestError, match="magic"):

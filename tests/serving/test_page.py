@@ -85,6 +85,15 @@ def test_a_picture_from_the_form_to_the_gallery(page: Page, server: StandIn) -> 
     expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
 
 
+def test_below_the_path_of_a_proxy(browser: Browser, server: StandIn) -> None:
+    with serve(server, root="/pictures") as url, opened(browser, url) as page:
+        make(page, server)
+        server.finish(JOB, {"a.png": png(2)})
+        page.wait_for_selector("#stage-media img:not(.preview)")
+        assert same(pixels(page, "#stage-media img"), png(2))
+        assert page.evaluate("document.getElementById('save').href") == f"{url}/v1/files/a.png"
+
+
 def test_what_is_not_filled_in_is_left_to_the_server(page: Page, server: StandIn) -> None:
     make(page, server)
     (body,) = server.requests

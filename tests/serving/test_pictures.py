@@ -289,6 +289,7 @@ def test_what_is_served_is_listed(server: RunningServer, client: openai.OpenAI) 
     assert listed["shapes"]["kind"] == "image"
     assert {"auto", "ulysses", "serial"} <= set(listed["shapes"]["strategies"])
     assert listed["motion"]["kind"] == "video"
+    assert listed["gpt-image-1"] == {**listed["shapes"], "id": "gpt-image-1", "root": "shapes"}
     assert client.models.retrieve("shapes").id == "shapes"
     assert server.json("/ready") == {"ready": True, "missing": []}
     assert server.json("/health") == {"status": "ok"}

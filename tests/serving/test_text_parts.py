@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partsong.errors import ArgumentError
-from partsong.serving.chat_bodies import ChatBody, TextBody
-from partsong.serving.chat_fields import read_body
+from partsong.serving.answers.chat_bodies import ChatBody, TextBody
+from partsong.serving.answers.chat_fields import read_body
 from partsong.serving.errors import ApiError
 from partsong.serving.texts.events import (
     TextAccepted,

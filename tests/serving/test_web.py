@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -9,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from partsong.serving import web
 from partsong.serving.server import Server
 from tests.serving.running import running
+from tests.serving.text_server import LONG, LoopThread, listening
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -63,6 +66,51 @@ def test_idle_connections_leave_room_for_a_probe(address: tuple[str, int]) -> No
     finally:
         for line in lines:
             line.close()
+
+
+class Slow:
+    """An application that answers when a test says so, and notes when a client has gone."""
+
+    def __init__(self) -> None:
+        self.loop = LoopThread()
+        self.may_answer, self.gone = asyncio.Event(), threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        gone, told = (asyncio.ensure_future(each) for each in (receive(), self.may_answer.wait()))
+        await asyncio.wait({gone, told}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            self.gone.set()
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@pytest.fixture
+def slow() -> Iterator[tuple[Slow, int]]:
+    app = Slow()
+    with listening(app, app.loop, http=web._ImpatientProtocol) as url:
+        yield app, int(url.rpartition(":")[2].removesuffix("/v1"))
+    app.loop.close()
+
+
+def test_a_client_that_sends_no_more_gets_its_answer(slow: tuple[Slow, int]) -> None:
+    app, port = slow
+    with socket.create_connection(("127.0.0.1", port)) as line, line.makefile("rb") as read:
+        line.sendall(HEAD + b"\r\n")
+        line.shutdown(socket.SHUT_WR)
+        assert read.readline() == b"HTTP/1.1 100 Continue\r\n"  # what a client skips tells whether it is there
+        app.loop.loop.call_soon_threadsafe(app.may_answer.set)
+        rest = read.read()
+    assert b"HTTP/1.1 200 OK" in rest
+    assert rest.endswith(b"\r\n\r\nok")
+
+
+def test_a_client_that_hangs_up_is_noticed(slow: tuple[Slow, int]) -> None:
+    app, port = slow
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        line.sendall(HEAD + b"\r\n")
+    assert app.gone.wait(LONG)
 
 
 def test_http_1_0_needs_no_host(address: tuple[str, int]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +17,14 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from partsong.errors import PartsongError
-from partsong.serving.chat_api import router
+from partsong.serving import chat_api, responses_api
+from partsong.serving.answers.response_store import ResponseStore
 from partsong.serving.errors import as_api_error
+from partsong.serving.served_names import ServedNames
+from partsong.serving.texts.events import TextAccepted, TextEvent, TextRequest
+from partsong.serving.texts.limits import TextLimits
 from partsong.serving.texts.served import ServedText
+from partsong.serving.texts.upstream import _events
 
 #: Longest wait of a test for anything.
 LONG = 60.0
@@ -52,11 +57,47 @@ class LoopThread:
         self.loop.close()
 
 
+class EngineText:
+    """A real model in the test's own process, for what does not depend on processes: they take seconds to start."""
+
+    ready = True
+
+    def __init__(self, model: str, limits: TextLimits) -> None:
+        from partsong.serving.texts.local_thinking import ThinkingTexts  # loads torch, which other tests do not need
+
+        self.name, self.limits = model, limits
+        self.in_flight = self.cancelled = 0
+        self._opened = ThinkingTexts(model, limits)
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        await self._opened.engine.close()
+
+    async def run(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+        job = self._opened.prepare(request)
+        self.in_flight += 1
+        try:
+            yield TextAccepted()
+            async with aclosing(_events(job, self._opened.engine)) as events:
+                async for event in events:
+                    yield event
+        except (GeneratorExit, asyncio.CancelledError):
+            self.cancelled += 1
+            raise
+        finally:
+            self.in_flight -= 1
+
+    def as_json(self) -> dict[str, Any]:
+        return {"id": self.name, "kind": "thinking", "strategies": [], "defaults": {}}
+
+
 @contextmanager
-def listening(app: FastAPI, loop: LoopThread) -> Iterator[str]:
+def listening(app: Any, loop: LoopThread, **more: Any) -> Iterator[str]:
     """Serves an application and gives its address, which ends in ``/v1``."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", **more))
     serving = asyncio.run_coroutine_threadsafe(server.serve(sockets=[listener]), loop.loop)
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
@@ -69,7 +110,11 @@ def listening(app: FastAPI, loop: LoopThread) -> Iterator[str]:
 @contextmanager
 def serving(loop: LoopThread, texts: Sequence[ServedText]) -> Iterator[str]:
     """Serves text models that have been started."""
-    with listening(app_of(router, texts={text.name: text for text in texts}), loop) as address:
+    routes = APIRouter()
+    for api in (chat_api, responses_api):
+        routes.include_router(api.router)
+    state = {"served_names": ServedNames({"gpt-4o": texts[0].name}), "responses": ResponseStore(most=4)}
+    with listening(app_of(routes, texts={text.name: text for text in texts}, **state), loop) as address:
         yield address
 
 

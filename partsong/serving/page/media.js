@@ -1,6 +1,6 @@
 // Pictures and videos: plain addresses without a key, blobs with one, and videos that play while they grow.
 
-import { key, open, Fault } from "./wire.js";
+import { here, key, open, Fault } from "./wire.js";
 import { h } from "./words.js";
 
 const cache = new Map();
@@ -8,7 +8,7 @@ const KEPT = 200;
 
 /** Returns an address for a picture or a finished video that an element can show. */
 export async function source(url) {
-  if (!key.get()) return url;
+  if (!key.get()) return here(url);
   if (!cache.has(url)) {
     const blob = open(url).then((response) => response.blob());
     cache.set(url, blob.then((content) => URL.createObjectURL(content)));

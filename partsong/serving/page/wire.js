@@ -1,6 +1,11 @@
 // What goes over the wire: requests with the user's key, errors as sentences, and event streams.
 
 const KEY = "partsong-key";
+/** Path under which a proxy shows the server; empty without one. */
+const ROOT = new URL("..", import.meta.url).pathname.replace(/\/$/, "");
+
+/** Returns the address of a path of the server. */
+export const here = (path) => ROOT + path;
 
 export const key = {
   get: () => sessionStorage.getItem(KEY) || "",
@@ -23,7 +28,7 @@ export async function open(path, { method = "GET", body, signal } = {}) {
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {
-    response = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
+    response = await fetch(here(path), { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Fault("The server does not answer. Is it still running?");

@@ -29,6 +29,16 @@ from partsong.serving.ranks.settings import ReplicaSettings
 #: What a model is set to: strategies, and the name of an adapter or None.
 Setting = tuple[tuple[str, ...], str | None]
 
+#: Pipelines that take a list as several pictures of one call; others take it as one picture for each of several.
+_WITH_SEVERAL = {
+    "BriaFibo2Pipeline",
+    "Flux2KleinKVPipeline",
+    "Flux2KleinPipeline",
+    "Flux2Pipeline",
+    "QwenImage21Pipeline",
+    "QwenImageEditPlusPipeline",
+}
+
 __all__ = ["ServedModel", "call_arguments", "can_join", "check_work", "description", "read_mask"]
 
 
@@ -129,11 +139,12 @@ def call_arguments(model: ServedModel, work: JobWork) -> dict[str, Any]:
     """Returns the arguments of the pipeline's call for a job."""
     given, seeded = {**work.arguments, "output_type": "np"}, generators(work.seed, work.num)
     if model.makes_videos:
-        return {**given, "prompt": work.prompt, "generator": seeded[0]}
-    arguments = picture_arguments(given, work.prompt, work.num, seeded)
-    if work.picture is not None:
-        with Image.open(_readable(work.picture)) as picture:
-            arguments["image"] = picture.convert("RGB")
+        arguments = {**given, "prompt": work.prompt, "generator": seeded[0]}
+    else:
+        arguments = picture_arguments(given, work.prompt, work.num, seeded)
+    if work.pictures:
+        read = [_read_picture(picture) for picture in work.pictures]
+        arguments["image"] = read if len(read) > 1 else read[0]
     if work.mask is not None:
         arguments["mask_image"] = read_mask(work.mask)
     return arguments
@@ -149,6 +160,11 @@ def read_mask(given: Path | bytes) -> Image.Image:
         return mask.convert("L")
 
 
+def _read_picture(given: Path | bytes) -> Image.Image:
+    with Image.open(_readable(given)) as picture:
+        return picture.convert("RGB")
+
+
 def _readable(given: Path | bytes) -> Path | io.BytesIO:
     return io.BytesIO(given) if isinstance(given, bytes) else given
 
@@ -161,6 +177,7 @@ def check_work(model: ServedModel, mesh: Mesh, work: JobWork) -> Checked:
         refuse(chosen, adapter_for(model.denoiser), SimpleNamespace(degrees=degrees))  # type: ignore[arg-type]
         check_arguments(type(model.pipe), work.arguments)
         check_prompt(work.prompt)
+        _check_picture(model, work)
         if work.lora is not None and work.lora not in model.loras:
             known = ", ".join(model.loras) or "none"
             raise ArgumentError(f"there is no adapter {work.lora!r} here; these are: {known}")
@@ -178,6 +195,7 @@ def description(settings: ReplicaSettings, model: ServedModel, mesh: Mesh) -> Re
         defaults=dict(settings.defaults),
         kind="video" if "num_frames" in known else "image",
         takes_picture="image" in known,
+        takes_pictures=settings.pipeline in _WITH_SEVERAL,
         takes_mask="mask_image" in known,
     )
 
@@ -211,6 +229,14 @@ def _legal(model: ServedModel, mesh: Mesh) -> list[str]:
         if mesh.world_size > 1 and strategy.denoises:
             legal.append(name)
     return legal
+
+
+def _check_picture(model: ServedModel, work: JobWork) -> None:
+    """Refuses text alone where the pipeline's call demands a picture."""
+    image = inspect.signature(type(model.pipe).__call__).parameters.get("image")
+    if image is not None and image.default is image.empty and not work.pictures:
+        how = "as input_reference of /v1/videos" if model.makes_videos else "to /v1/images/edits"
+        raise ArgumentError(f"this model begins with a picture, and none was sent: send one {how}")
 
 
 def _check_sizes(model: ServedModel, work: JobWork) -> None:

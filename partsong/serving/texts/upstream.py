@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from partsong.errors import UnsupportedError
-from partsong.reasoning.calls.engine import EngineError
+from partsong.reasoning.calls.engine import Engine, EngineError
 from partsong.reasoning.remote import OpenAIEngine, Patience, RemoteError
 from partsong.reasoning.remote.address import Secret, check_address, is_loopback
 from partsong.reasoning.remote.errors import ModelNotServedError, RateLimitError, RequestRefusedError
@@ -235,7 +235,7 @@ def _skip(text: str, at: int, mark: str) -> int:
     return at
 
 
-async def _events(job: ThinkingJob, engine: OpenAIEngine) -> AsyncGenerator[TextEvent, None]:
+async def _events(job: ThinkingJob, engine: Engine) -> AsyncGenerator[TextEvent, None]:
     """Yields the events of a job that runs in this process; closing cancels it."""
     events: asyncio.Queue[TextEvent | None] = asyncio.Queue()
     task = asyncio.ensure_future(job.run(engine, events.put_nowait))

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from partsong.serving.chat_bodies import AnswerBody
+from partsong.serving.answers.chat_bodies import AnswerBody
 from partsong.serving.errors import ApiError
 from partsong.whole_text import whole_json
 
-__all__ = ["read_body", "read_fields"]
+__all__ = ["OtherFields", "read_body", "read_fields"]
 
-#: Fields of the API that say something of the request and ask for nothing.
-_HINTS = {"metadata", "prompt_cache_key", "safety_identifier", "service_tier"}
-#: Fields of the API that have no effect here, with their neutral values; other values are refused.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherFields:
+    """Lists fields of the API that a body does not hold.
+
+    Attributes:
+        hints: those that say something of the request and ask for nothing.
+        neutral: those that have no effect here, with their neutral values; other values are refused.
+        why: reasons for that, where there is more to say than that they are not supported.
+    """
+
+    hints: frozenset[str]
+    neutral: Mapping[str, tuple[Any, ...]]
+    why: Mapping[str, str]
+
+
+_TOOLS = (
+    "a strategy reads and writes text alone; ask the same model of a --upstream server without a strategy, or with the "
+    "strategy single, where tools go through"
+)
+_HINTS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier"})
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "echo": (None, False),
@@ -34,11 +54,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": (None, []),
     "top_logprobs": (None, 0),
 }
-_WHY = {
-    "tools": "a strategy reads and writes text alone; ask the same model of a --upstream server without a strategy, "
-    "or with the strategy single, where tools go through",
-    "functions": "a strategy reads and writes text alone; ask the same model of a --upstream server without a strategy",
-}
+_OF_CHATS = OtherFields(hints=_HINTS, neutral=_NEUTRAL, why={"tools": _TOOLS, "functions": _TOOLS})
 
 AnyBody = TypeVar("AnyBody", bound=AnswerBody)
 
@@ -60,30 +76,35 @@ def read_fields(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def read_body(kind: type[AnyBody], fields: dict[str, Any]) -> AnyBody:
+def read_body(kind: type[AnyBody], fields: dict[str, Any], others: OtherFields = _OF_CHATS) -> AnyBody:
     """Checks the fields of a request.
+
+    Args:
+        kind: what holds the fields that are honoured.
+        fields: all of them.
+        others: what the API has besides.
 
     Raises:
         ApiError: a field is unknown, of another type, out of bounds, or asks for what is not done here.
     """
-    for name, neutral in _NEUTRAL.items():
+    for name, neutral in others.neutral.items():
         value = fields.get(name)
         if value not in neutral:
-            why = _WHY.get(name, "this server does not support it")
+            why = others.why.get(name, "this server does not support it")
             raise ApiError(400, f"{name}={_short(value)}: {why}; leave {name} out", param=name)
     try:
         return kind.model_validate(
             {
                 name: value
                 for name, value in fields.items()
-                if name not in _NEUTRAL and name not in _HINTS and value is not None
+                if name not in others.neutral and name not in others.hints and value is not None
             }
         )
     except ValidationError as error:
-        raise _refused(kind, error) from None
+        raise _refused(kind, error, others) from None
 
 
-def _refused(kind: type[AnswerBody], error: ValidationError) -> ApiError:
+def _refused(kind: type[AnswerBody], error: ValidationError, others: OtherFields) -> ApiError:
     """Returns the first thing that is wrong with a body, in words."""
     errors = error.errors(include_url=False, include_context=False)
     # Where a field may be a text or a list, pydantic's first error compares a list with the text and says nothing
@@ -92,7 +113,7 @@ def _refused(kind: type[AnswerBody], error: ValidationError) -> ApiError:
     place = [part for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")]
     param = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
-        known = ", ".join(sorted({*kind.model_fields, *_NEUTRAL, *_HINTS}))
+        known = ", ".join(sorted({*kind.model_fields, *others.neutral, *others.hints}))
         message = f"unknown field {param!r}" + (f"; the fields are {known}" if len(place) == 1 else "")
     elif first["type"] == "missing":
         message = f"{param} is missing"

@@ -1,26 +1,25 @@
-"""Writes answers as clients of the OpenAI API read them: as a whole, or as server-sent events."""
+"""Writes answers as clients of chats and of texts read them: as a whole, or as server-sent events."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from partsong.errors import PartsongError
-from partsong.serving.chat_bodies import AnswerBody, ChatBody
+from partsong.serving.answers.chat_bodies import ChatBody, CompletionBody
 from partsong.serving.errors import as_api_error
 from partsong.serving.texts.events import TextDelta, TextDone, TextEvent, ThreadNews
 
-__all__ = ["ReplyForm", "sse_of"]
+__all__ = ["ChatForm"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReplyForm:
-    """Writes one reply, in the form for chats or for texts.
+class ChatForm:
+    """Writes one reply, in the form for chats or for texts; see `ReplyForm`.
 
     Attributes:
         model: the name that the request gave.
@@ -37,12 +36,14 @@ class ReplyForm:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def of(cls, body: AnswerBody) -> ReplyForm:
+    def of(cls, body: CompletionBody) -> ChatForm:
         """Returns the form that a request asks for."""
         return cls(model=body.model, chat=isinstance(body, ChatBody), usage=body.options.include_usage)
 
-    def whole(self, done: TextDone) -> dict[str, Any]:
+    def whole(self, events: Sequence[TextEvent]) -> dict[str, Any]:
         """Returns the reply in one piece."""
+        done = events[-1]
+        assert isinstance(done, TextDone)
         if self.chat:
             content: dict[str, Any] = {"message": {"role": "assistant", "content": done.text, "refusal": None}}
         else:
@@ -51,12 +52,23 @@ class ReplyForm:
         head = self._head("chat.completion" if self.chat else "text_completion")
         return {**head, "choices": [choice], "usage": _usage(done), "partsong": dict(done.report)}
 
-    def first(self) -> list[dict[str, Any]]:
+    def begin(self) -> list[bytes]:
         """Returns the chunks before the text."""
-        return [self._chunk({"role": "assistant", "content": ""})] if self.chat else []
+        return [_line(self._chunk({"role": "assistant", "content": ""}))] if self.chat else []
 
-    def chunks(self, event: TextEvent) -> list[dict[str, Any]]:
+    def tell(self, event: TextEvent) -> list[bytes]:
         """Returns the chunks for an event."""
+        return [_line(chunk) for chunk in self._chunks(event)]
+
+    def fail(self, error: PartsongError) -> list[bytes]:
+        """Returns what ends a stream that cannot go on."""
+        return [_line(as_api_error(error).as_json())]
+
+    def end(self) -> list[bytes]:
+        """Returns what comes after all events."""
+        return [b"data: [DONE]\n\n"]
+
+    def _chunks(self, event: TextEvent) -> list[dict[str, Any]]:
         if isinstance(event, TextDelta):
             return [self._chunk({"content": event.text} if self.chat else event.text)]
         if isinstance(event, ThreadNews):
@@ -82,41 +94,6 @@ class ReplyForm:
     def _head(self, kind: str) -> dict[str, Any]:
         prefix = "chatcmpl" if self.chat else "cmpl"
         return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
-
-
-async def sse_of(
-    form: ReplyForm, events: AsyncGenerator[TextEvent, None], keep_alive: float
-) -> AsyncGenerator[bytes, None]:
-    """Yields the server-sent events of a reply, and a comment whenever nothing has happened for a while.
-
-    Args:
-        form: writes the chunks.
-        events: what happens.
-        keep_alive: seconds of silence before a comment.
-    """
-    for chunk in form.first():
-        yield _line(chunk)
-    coming: asyncio.Future[TextEvent] | None = None
-    try:
-        while True:
-            coming = asyncio.ensure_future(anext(events)) if coming is None else coming
-            ready, _ = await asyncio.wait({coming}, timeout=keep_alive)
-            if not ready:
-                yield b": keep-alive\n\n"
-                continue
-            event, coming = coming.result(), None
-            for chunk in form.chunks(event):
-                yield _line(chunk)
-    except StopAsyncIteration:
-        pass
-    except PartsongError as error:
-        yield _line(as_api_error(error).as_json())
-        return
-    finally:
-        if coming is not None:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
-    yield b"data: [DONE]\n\n"
 
 
 def _line(chunk: Mapping[str, Any]) -> bytes:
