@@ -7,7 +7,7 @@ from typing import Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, OutputError, PartsongError, UnsupportedError
 
-__all__ = ["ApiError", "as_api_error", "invalid", "leaving", "shortened"]
+__all__ = ["ApiError", "CannotMakeError", "as_api_error", "invalid", "leaving", "shortened"]
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -58,6 +58,18 @@ class ApiError(PartsongError):
         return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
 
 
+class CannotMakeError(ArgumentError):
+    """Says that a model cannot make what a request asks for.
+
+    Attributes:
+        param: the field of the request that asks for it.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 def as_api_error(error: PartsongError) -> ApiError:
     """Returns any error of partsong as one of a request.
 
@@ -67,6 +79,8 @@ def as_api_error(error: PartsongError) -> ApiError:
         return error
     if isinstance(error, OutputError):
         return ApiError(507, str(error), code="no_room", retry_after=60.0)
+    if isinstance(error, CannotMakeError):
+        return ApiError(400, str(error), param=error.param, code="invalid_value")
     is_request = isinstance(error, ArgumentError | ArgumentTypeError | UnsupportedError)
     return ApiError(400 if is_request else 500, str(error))
 
