@@ -81,7 +81,7 @@ async def edits(request: Request) -> Any:
         names = ", ".join(name for name, _ in files) or "none"
         raise ApiError(400, f"send one file as image, and perhaps one as mask; found {names}", param="image")
     model = server.model(body.model, "image")
-    facts = server.facts(model)
+    facts = await server.rooms[model.name].facts()
     if not facts.takes_picture:
         raise ApiError(400, f"{model.name} makes pictures of text alone", param="image", code="no_picture")
     if masks and not facts.takes_mask:
@@ -144,7 +144,9 @@ async def _stream(server: Server, job: Job, body: ImageRequest, kind: str) -> As
             yield event(f"{kind}.partial_image", json.dumps(data))
             index += 1
     if job.status != "completed":
-        yield event("error", json.dumps((failure(job) if job.has_ended else leaving()).as_json()))
+        yield event(
+            "error", json.dumps((failure(job) if job.has_ended else server.hindrance(job) or leaving()).as_json())
+        )
         return
     for name in job.files:
         data = {"type": f"{kind}.completed", **common, "output_format": body.output_format}

@@ -24,6 +24,7 @@ class Limits:
         body: most bytes of a request.
         body_seconds: most seconds for a request to arrive.
         waiting: most jobs in the queue of one model; more are refused until some are done.
+        start_seconds: how long a request waits for ranks that are starting.
         kept_seconds: how long the files of a job are kept.
     """
 
@@ -35,6 +36,7 @@ class Limits:
     body: int = 50_000_000
     body_seconds: float = 30.0
     waiting: int = 64
+    start_seconds: float = 120.0
     kept_seconds: float = 24 * 3600.0
 
     def check_queue(self, jobs: Iterable[Job], model: str) -> None:
