@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, OutputError, PartsongError, UnsupportedError
 
-__all__ = ["ApiError", "CannotMakeError", "as_api_error", "invalid", "leaving", "shortened"]
+__all__ = ["ApiError", "CannotMakeError", "as_api_error", "as_written", "invalid", "json_kind", "leaving", "shortened"]
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -85,14 +86,50 @@ def as_api_error(error: PartsongError) -> ApiError:
     return ApiError(400 if is_request else 500, str(error))
 
 
+#: Names that FastAPI gives the parts of a request, which clients do not write.
+_PARTS = ("body", "query", "path", "header")
+
+
 def invalid(first: Mapping[str, Any]) -> ApiError:
-    """Returns the error for the first thing that pydantic finds wrong with a request."""
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
-    if first["type"] == "extra_forbidden":
+    """Returns the error for the first thing that pydantic finds wrong with a request.
+
+    >>> str(invalid({"type": "json_invalid", "loc": ("body", 1), "msg": "", "ctx": {"error": "Expecting value"}}))
+    'the body is not JSON: expecting value at character 1'
+    """
+    kind, said = first["type"], _lowered(first["msg"])
+    place = ".".join(str(part) for part in first["loc"] if part not in _PARTS)
+    if kind == "json_invalid":
+        why = f"{_lowered(first['ctx']['error'])} at character {first['loc'][-1]}"
+        return ApiError(400, f"the body is not JSON: {why}", code="invalid_json")
+    if kind == "extra_forbidden":
         message = f"{place} is not known here; leave it out"
+    elif kind == "missing":
+        message = f"{place or 'the body'} is missing"
+    elif not place:
+        message = f"the body is {json_kind(first['input'])}; send a JSON object"
     else:
-        message = f"{place or 'the body'}: {first['msg']}"
+        message = f"{place}={as_written(first['input'])}: {said}"
     return ApiError(400, message, param=place or None, code="invalid_value")
+
+
+def as_written(value: object, most: int = 60) -> str:
+    """Returns a value of a request as its client wrote it, cut where it is long."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def json_kind(value: object) -> str:
+    """Returns what JSON calls a value.
+
+    >>> json_kind([1]), json_kind(None)
+    ('an array', 'null')
+    """
+    kinds = {list: "an array", str: "a string", bool: "true or false", int: "a number", float: "a number"}
+    return "null" if value is None else kinds.get(type(value), "no JSON object")
+
+
+def _lowered(text: str) -> str:
+    return text[:1].lower() + text[1:]
 
 
 def shortened(value: object, most: int = 60) -> str:

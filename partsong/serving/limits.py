@@ -81,6 +81,12 @@ class Limits:
             if value is not None and not 1 <= value <= most:
                 raise ApiError(400, f"{name}={value}; use a number from 1 to {most}", param=name)
         if width is not None and height is not None and not width * height:
-            raise ApiError(400, f"size {width}x{height} has no pixels", param="size")
+            raise ApiError(
+                400, f"size {width}x{height} has no pixels; write WIDTHxHEIGHT, such as 512x512", param="size"
+            )
         if width is not None and height is not None and width * height > self.pixels:
-            raise ApiError(400, f"size {width}x{height} has more than {self.pixels} pixels", param="size")
+            raise ApiError(
+                400,
+                f"size {width}x{height} has {width * height} pixels; this server makes {self.pixels} at most",
+                param="size",
+            )

@@ -120,6 +120,7 @@ class Replica:
         self._closing = threading.Event()
         self._heard = 0.0
         self._is_up = False
+        self._has_started = False  # whether this run has become ready, as its own threads know it
         self._hung_up = threading.Event()
         self._ended = self._accepted = 0  # runs that have ended, counted now and when the connection was accepted
         self._checks: dict[str, asyncio.Future[Checked]] = {}
@@ -190,6 +191,7 @@ class Replica:
         failed = 0
         while not self._closing.is_set():
             self._hung_up.clear()
+            self._has_started = False
             error: PartsongError = DistributedError(f"the ranks of {self.name} ended")
             try:
                 self._runner.run(self._settings, self.nproc, self._closing)
@@ -200,7 +202,7 @@ class Replica:
                 _LATE
             ):  # messages sent before the end are handled first
                 self._hang_up()
-            failed = 0 if self._is_up else failed + 1
+            failed = 0 if self._has_started else failed + 1
             if self._closing.is_set():
                 return
             _log.warning("the ranks of %s ended: %s", self.name, error)
@@ -235,6 +237,7 @@ class Replica:
             with contextlib.suppress(EOFError, OSError):
                 while True:
                     message = line.recv()
+                    self._has_started |= isinstance(message, Ready)
                     if isinstance(message, FilePart):
                         self._write(message)
                     else:

@@ -13,13 +13,13 @@ from fastapi.responses import Response, StreamingResponse
 from PIL import Image
 from pydantic import Field, ValidationError
 
+from partsong.serving.chat_fields import read_fields
 from partsong.serving.errors import ApiError, invalid
 from partsong.serving.expiry import remove_jobs
 from partsong.serving.fields import SamplingBody, page_of
 from partsong.serving.growing import growing_file
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
-from partsong.whole_text import whole_json
 
 __all__ = ["VideoRequest", "router"]
 
@@ -159,10 +159,4 @@ def _still(job: Job, path: Path, variant: str) -> Response:
 
 
 async def _json(request: Request) -> Any:
-    try:
-        fields = whole_json(await request.json())
-    except ValueError:
-        raise ApiError(400, "the body is not JSON", code="invalid_json") from None
-    if not isinstance(fields, dict):
-        raise ApiError(400, "the body is no JSON object", code="invalid_json")
-    return fields
+    return read_fields(await request.body())

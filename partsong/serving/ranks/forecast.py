@@ -144,12 +144,13 @@ class MemoryForecast:
     def _smaller(self, work: JobWork, share: float) -> Iterator[str]:
         """Yields the number of frames, and the size, that would fit: about a share of what was asked, or less."""
         asked, step = self._asked(work), 2 * self._factor
-        for part in (share, share / 2) if asked.frames > 1 else ():
+        parts = (share**0.5, share, share / 2, share / 4)  # the first where attention takes most
+        for part in parts if asked.frames > 1 else ():
             frames = int(asked.frames * part)
             if frames and self._fits(replace(work, num_frames=frames, num=1)):
                 yield f"num_frames={frames}"
                 break
-        for part in (share, share / 2, share / 4):
+        for part in parts:
             width, height = (int(side * part**0.5 // step * step) for side in (asked.width, asked.height))
             sides = {"height": height, "width": width}
             if min(height, width) and self._fits(replace(work, arguments={**work.arguments, **sides}, num=1)):

@@ -85,12 +85,13 @@ class Reach:
 
     def _size_error(self, asked: Asked, failure: Failure) -> CannotMakeError:
         """Returns the error for a size, at the frames and steps that were asked for."""
-        unit = next((unit for unit in self._units() if self._works_beside(asked, unit)), self._unit)
+        units = (self._unit * times for times in (1, 2, 4, 8, 16))
+        unit = next((unit for unit in units if self._takes_multiples(asked, unit)), self._unit)
         longer = max(asked.height, asked.width)
 
         def of(length: int) -> Asked:
-            sides = (_rounded(side * length * unit / longer, unit) for side in (asked.height, asked.width))
-            return Asked(*sides, asked.frames, asked.steps)
+            height, width = (_rounded(side * length * unit / longer, unit) for side in (asked.height, asked.width))
+            return asked._replace(height=height, width=width)
 
         whole = max(1, int(longer / unit + 0.5))
         length = _last(whole, lambda length: self._failure(of(length)) is None)
@@ -105,16 +106,12 @@ class Reach:
             can = f"the largest of this shape is {near}{of_frames}; ask for that or less, in multiples of {unit}"
         return self._refused(f"size {asked.size}", failure, can, "size")
 
-    def _units(self) -> list[int]:
-        return [self._unit * times for times in (1, 2, 4, 8, 16)]
-
-    def _works_beside(self, asked: Asked, unit: int) -> bool:
-        """Says whether sides may be any multiple of a number: tries odd ones no larger than the model's own."""
-        sides = [_odd(min(side, own), unit) for side, own in zip(asked[:2], self._usual[:2], strict=True)]
-        return all(
-            self._failure(self._usual._replace(**{name: side})) is None
-            for name, side in zip(("height", "width"), sides, strict=True)
-        )
+    def _takes_multiples(self, asked: Asked, unit: int) -> bool:
+        """Says whether sides may be any multiple of a number: tries odd ones, no larger than the model's own."""
+        usual = self._usual
+        height, width = _odd(min(asked.height, usual.height), unit), _odd(min(asked.width, usual.width), unit)
+        tried = (usual._replace(height=height), usual._replace(width=width))
+        return all(self._failure(each) is None for each in tried)
 
     def _refused(self, asked: str, failure: Failure, can: str, param: str) -> CannotMakeError:
         words = f" ({shortened(failure.words, 160)})" if failure.words else ""

@@ -79,6 +79,7 @@ class LocalText:
             await self._begin()
         except PartsongError as error:
             self.broken = str(error)
+            self._arrivals.note()
             raise
         self._keeper = asyncio.ensure_future(self._keep())
 
@@ -109,8 +110,6 @@ class LocalText:
         return {"id": self.name, "kind": "text", "strategies": [], **self._about, "defaults": {}}
 
     async def _wait_for_process(self) -> TextProcess:
-        if self.broken:
-            raise ApiError(503, self.broken, code="model_not_loaded")
         try:
             return await self._arrivals.wait(self._running_process, self.limits.start_seconds)
         except TimeoutError:
@@ -118,6 +117,8 @@ class LocalText:
             raise ApiError(503, message, code="model_not_ready", retry_after=5.0) from None
 
     def _running_process(self) -> TextProcess | None:
+        if self.broken:
+            raise ApiError(503, self.broken, code="model_not_loaded")
         return self._process if self._process is not None and self._process.alive else None
 
     async def _begin(self) -> None:
