@@ -160,7 +160,9 @@ def test_a_video_whose_mask_fills_the_memory_is_refused_by_its_true_size(loaded:
     assert tried.forecast.of(large).working > 12 * tried.forecast.of(half).working  # it grows with the square
     tried.forecast.room = tried.forecast.of(half).total + 1
     tried.forecast.check(half)
-    with pytest.raises(CannotMakeError, match=r"31 frames of 1280x640 need .* ask for num_frames=\d+ or size \d+x\d+$") as no:
+    with pytest.raises(
+        CannotMakeError, match=r"31 frames of 1280x640 need .* ask for num_frames=\d+ or size \d+x\d+$"
+    ) as no:
         tried.forecast.check(large)
     frames = re.search(r"num_frames=(\d+)", str(no.value))
     assert frames is not None

@@ -143,7 +143,8 @@ class MemoryForecast:
 
     def _smaller(self, work: JobWork, share: float) -> Iterator[str]:
         """Yields the number of frames, and the size, that would fit: about a share of what was asked, or less."""
-        asked, step = self._asked(work), 2 * self._factor
+        asked = self._asked(work)
+        step = max(2 * self._factor, self._reach.unit(asked))
         parts = (share**0.5, share, share / 2, share / 4)  # the first where attention takes most
         for part in parts if asked.frames > 1 else ():
             frames = int(asked.frames * part)

@@ -47,12 +47,12 @@ class Reach:
     Args:
         name: of the model.
         usual: a call that works.
-        unit: pixels for one latent.
+        latent: pixels of a side for one latent.
         failure: tries a call; returns why it does not work, None where it does.
     """
 
-    def __init__(self, name: str, usual: Asked, unit: int, failure: Callable[[Asked], Failure | None]) -> None:
-        self._name, self._usual, self._unit, self._failure = name, usual, unit, failure
+    def __init__(self, name: str, usual: Asked, latent: int, failure: Callable[[Asked], Failure | None]) -> None:
+        self._name, self._usual, self._latent, self._failure = name, usual, latent, failure
 
     def check(self, asked: Asked) -> None:
         """Refuses what the model cannot make.
@@ -70,6 +70,11 @@ class Reach:
             raise self._error(asked, failure, "num_frames", "frames")
         raise self._size_error(asked, failure)
 
+    def unit(self, asked: Asked) -> int:
+        """Returns the pixels of which a model's sides are multiples: the fewest where odd multiples work."""
+        units = (self._latent * times for times in (1, 2, 4, 8, 16))
+        return next((unit for unit in units if self._takes_multiples(asked, unit)), self._latent)
+
     def _error(self, asked: Asked, failure: Failure, param: str, field: str) -> CannotMakeError:
         """Returns the error for a number that is wrong at any size."""
 
@@ -85,8 +90,7 @@ class Reach:
 
     def _size_error(self, asked: Asked, failure: Failure) -> CannotMakeError:
         """Returns the error for a size, at the frames and steps that were asked for."""
-        units = (self._unit * times for times in (1, 2, 4, 8, 16))
-        unit = next((unit for unit in units if self._takes_multiples(asked, unit)), self._unit)
+        unit = self.unit(asked)
         longer = max(asked.height, asked.width)
 
         def of(length: int) -> Asked:

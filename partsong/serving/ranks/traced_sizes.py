@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from dataclasses import replace
 from typing import Any
@@ -35,9 +36,6 @@ class TracedSizes:
         calls: makes the calls of other sizes; None where the pipeline cannot be called in shapes.
         ranks: how many there are.
         fused: whether they are GPUs, as for `Tracer`.
-
-    Attributes:
-        knows_all: whether any size can be traced, and not only the usual one.
     """
 
     def __init__(self, subject: Subject, usual: Asked, calls: ShapeCalls | None, ranks: int, *, fused: bool) -> None:
@@ -46,15 +44,19 @@ class TracedSizes:
         self._inputs: dict[Asked, dict[str, Any] | Exception] = {}
         self._tracers: dict[Asked, Tracer] = {}
         self._traces: dict[tuple[tuple[str, ...], Asked], TracedSteps | Exception] = {}
-        if calls is not None and isinstance(error := self._traced((), usual), Exception):
-            _log.info("%s cannot be tried in shapes: %s", subject.name, error)
+
+    @functools.cached_property
+    def knows_all(self) -> bool:
+        """Says whether any size can be traced, and not only the usual one; found out when it is first asked for."""
+        if self._calls is not None and isinstance(error := self._traced((), self._usual), Exception):
+            _log.info("%s cannot be tried in shapes: %s", self._subject.name, error)
             self._calls = None
             self._forget()
-        self.knows_all = self._calls is not None
-        if self.knows_all:
-            self._subject = replace(
-                subject, uniform=blocks_are_equal(subject.denoiser, subject.call(_ANY), RememberedShapes())
-            )
+        subject = self._subject
+        if self._calls is not None:
+            uniform = blocks_are_equal(subject.denoiser, subject.call(_ANY), RememberedShapes())
+            self._subject = replace(subject, uniform=uniform)
+        return self._calls is not None
 
     def trace(self, names: tuple[str, ...], asked: Asked) -> TracedSteps | None:
         """Returns the trace of a mix of strategies; None where it cannot be traced."""
