@@ -40,8 +40,8 @@ class Arrivals:
         self.num += 1
         try:
             async with asyncio.timeout(seconds):
-                while (found := find()) is None:
+                while (arrived := find()) is None:
                     await self._next.wait()
-                return found
+                return arrived
         finally:
             self.num -= 1

@@ -96,7 +96,7 @@ def invalid(first: Mapping[str, Any]) -> ApiError:
     >>> str(invalid({"type": "json_invalid", "loc": ("body", 1), "msg": "", "ctx": {"error": "Expecting value"}}))
     'the body is not JSON: expecting value at character 1'
     """
-    kind, said = first["type"], _lowered(first["msg"])
+    kind, reason = first["type"], _lowered(first["msg"])
     place = ".".join(str(part) for part in first["loc"] if part not in _PARTS)
     if kind == "json_invalid":
         why = f"{_lowered(first['ctx']['error'])} at character {first['loc'][-1]}"
@@ -108,7 +108,7 @@ def invalid(first: Mapping[str, Any]) -> ApiError:
     elif not place:
         message = f"the body is {json_kind(first['input'])}; send a JSON object"
     else:
-        message = f"{place}={as_written(first['input'])}: {said}"
+        message = f"{place}={as_written(first['input'])}: {reason}"
     return ApiError(400, message, param=place or None, code="invalid_value")
 
 

@@ -181,8 +181,8 @@ async def _keep(server: Server, upload: UploadFile, what: str) -> str:
     try:
         with Image.open(io.BytesIO(await upload.read())) as picture:
             if picture.width * picture.height > server.limits.pixels:
-                found = f"{what} has {picture.width * picture.height} pixels"
-                raise ApiError(400, f"{found}; this server takes {server.limits.pixels} at most", param=what)
+                size = f"{what} has {picture.width * picture.height} pixels"
+                raise ApiError(400, f"{size}; this server takes {server.limits.pixels} at most", param=what)
             kept = picture.convert("RGBA" if what == "mask" else "RGB")
     except (OSError, ValueError, Image.DecompressionBombError):
         raise ApiError(400, f"{what} is no picture that can be read; send PNG, JPEG or WebP", param=what) from None
