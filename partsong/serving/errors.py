@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, OutputError, PartsongError, UnsupportedError
 
-__all__ = ["ApiError", "as_api_error", "invalid", "leaving", "no_answer", "shortened"]
+__all__ = [
+    "ApiError", "CannotMakeError", "as_api_error", "as_written", "invalid", "json_kind", "leaving", "no_answer",
+    "shortened",
+]  # fmt: skip
 
 #: Endpoints of the OpenAI API and its relatives, and what they would need; those below one are named with it.
 _ABSENT = {
@@ -82,6 +86,18 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
+class CannotMakeError(ArgumentError):
+    """Says that a model cannot make what a request asks for.
+
+    Attributes:
+        param: the field of the request that asks for it.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 def as_api_error(error: PartsongError) -> ApiError:
     """Returns any error of partsong as one of a request.
 
@@ -91,18 +107,56 @@ def as_api_error(error: PartsongError) -> ApiError:
         return error
     if isinstance(error, OutputError):
         return ApiError(507, str(error), code="no_room", retry_after=60.0)
+    if isinstance(error, CannotMakeError):
+        return ApiError(400, str(error), param=error.param, code="invalid_value")
     is_request = isinstance(error, ArgumentError | ArgumentTypeError | UnsupportedError)
     return ApiError(400 if is_request else 500, str(error))
 
 
+#: Names that FastAPI gives the parts of a request, which clients do not write.
+_PARTS = ("body", "query", "path", "header")
+
+
 def invalid(first: Mapping[str, Any]) -> ApiError:
-    """Returns the error for the first thing that pydantic finds wrong with a request."""
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
-    if first["type"] == "extra_forbidden":
+    """Returns the error for the first thing that pydantic finds wrong with a request.
+
+    >>> str(invalid({"type": "json_invalid", "loc": ("body", 1), "msg": "", "ctx": {"error": "Expecting value"}}))
+    'the body is not JSON: expecting value at character 1'
+    """
+    kind, reason = first["type"], _lowered(first["msg"])
+    place = ".".join(str(part) for part in first["loc"] if part not in _PARTS)
+    if kind == "json_invalid":
+        why = f"{_lowered(first['ctx']['error'])} at character {first['loc'][-1]}"
+        return ApiError(400, f"the body is not JSON: {why}", code="invalid_json")
+    if kind == "extra_forbidden":
         message = f"{place} is not known here; leave it out"
+    elif kind == "missing":
+        message = f"{place or 'the body'} is missing"
+    elif not place:
+        message = f"the body is {json_kind(first['input'])}; send a JSON object"
     else:
-        message = f"{place or 'the body'}: {first['msg']}"
+        message = f"{place}={as_written(first['input'])}: {reason}"
     return ApiError(400, message, param=place or None, code="invalid_value")
+
+
+def as_written(value: object, most: int = 60) -> str:
+    """Returns a value of a request as its client wrote it, cut where it is long."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def json_kind(value: object) -> str:
+    """Returns what JSON calls a value.
+
+    >>> json_kind([1]), json_kind(None)
+    ('an array', 'null')
+    """
+    kinds = {list: "an array", str: "a string", bool: "true or false", int: "a number", float: "a number"}
+    return "null" if value is None else kinds.get(type(value), "no JSON object")
+
+
+def _lowered(text: str) -> str:
+    return text[:1].lower() + text[1:]
 
 
 def shortened(value: object, most: int = 60) -> str:

@@ -19,9 +19,9 @@ from partsong.errors import PartsongError
 from partsong.serving.addresses import public_url
 from partsong.serving.errors import ApiError, invalid, leaving, shortened
 from partsong.serving.fields import SamplingBody
+from partsong.serving.files.sent_pictures import keep_picture, remove_pictures
 from partsong.serving.jobs import Job
 from partsong.serving.messages import Ready
-from partsong.serving.sent_pictures import keep_picture, remove_pictures
 from partsong.serving.server import Server
 from partsong.serving.services import PictureService
 from partsong.serving.waiting import STREAMED, completed, event, events_while_there, failure
@@ -85,7 +85,8 @@ async def edits(request: Request) -> Any:
         names = shortened(", ".join(name for name, _ in files) or "none")
         raise ApiError(400, f"send files as image, and perhaps one as mask; found {names}", param="image")
     model = server.model(body.model, "image")
-    _check_files(server.facts(model), model.name, len(pictures), len(masks))
+    facts = await server.rooms[model.name].facts()
+    _check_files(facts, model.name, len(pictures), len(masks))
     asked = body.asked(server.limits, num=body.n, strength=body.strength)
     kept: list[str] = []
     try:
@@ -157,7 +158,9 @@ async def _stream(server: Server, job: Job, body: ImageRequest, kind: str) -> As
             yield event(f"{kind}.partial_image", json.dumps(data))
             index += 1
     if job.status != "completed":
-        yield event("error", json.dumps((failure(job) if job.has_ended else leaving()).as_json()))
+        yield event(
+            "error", json.dumps((failure(job) if job.has_ended else server.hindrance(job) or leaving()).as_json())
+        )
         return
     for name in job.files:
         data = {"type": f"{kind}.completed", **common, "output_format": body.output_format}

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from partsong.serving.errors import ApiError
 from partsong.serving.fields import SamplingBody, page_of
-from partsong.serving.growing import growing_file
+from partsong.serving.files.growing import growing_file
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
 from partsong.serving.services import SERIAL
@@ -163,9 +163,11 @@ async def support() -> dict[str, Any]:
 
 
 @router.get("/health")
-async def health() -> dict[str, str]:
-    """Says that the server is up."""
-    return {"status": "ok"}
+async def health(request: Request) -> dict[str, Any]:
+    """Says that the server is up, and which models cannot be started for the time being, and why."""
+    server: Server = request.app.state.server
+    troubles = {name: str(trouble) for name, trouble in server.troubles.items()}
+    return {"status": "degraded", "models": troubles} if troubles else {"status": "ok"}
 
 
 @router.get("/ready")
@@ -180,6 +182,7 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Returns the counters as Prometheus reads them."""
     server: Server = request.app.state.server
+    server.metrics.show_failing(server.troubles)
     return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

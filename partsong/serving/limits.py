@@ -24,6 +24,7 @@ class Limits:
         body: most bytes of a request.
         body_seconds: most seconds for a request to arrive.
         waiting: most jobs in the queue of one model; more are refused until some are done.
+        start_seconds: how long a request waits for ranks that are starting.
         kept_seconds: how long the files of a job are kept.
     """
 
@@ -35,6 +36,7 @@ class Limits:
     body: int = 50_000_000
     body_seconds: float = 30.0
     waiting: int = 64
+    start_seconds: float = 120.0
     kept_seconds: float = 24 * 3600.0
 
     def check_queue(self, jobs: Iterable[Job], model: str) -> None:
@@ -79,6 +81,12 @@ class Limits:
             if value is not None and not 1 <= value <= most:
                 raise ApiError(400, f"{name}={value}; use a number from 1 to {most}", param=name)
         if width is not None and height is not None and not width * height:
-            raise ApiError(400, f"size {width}x{height} has no pixels", param="size")
+            raise ApiError(
+                400, f"size {width}x{height} has no pixels; write WIDTHxHEIGHT, such as 512x512", param="size"
+            )
         if width is not None and height is not None and width * height > self.pixels:
-            raise ApiError(400, f"size {width}x{height} has more than {self.pixels} pixels", param="size")
+            raise ApiError(
+                400,
+                f"size {width}x{height} has {width * height} pixels; this server makes {self.pixels} at most",
+                param="size",
+            )

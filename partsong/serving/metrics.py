@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from partsong.serving.jobs import Job
+from partsong.serving.replica import StartTrouble
 
 __all__ = ["Metrics", "labels_of"]
 
+#: Most characters of a reason.
+_REASON = 200
 _SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
 
@@ -33,7 +38,15 @@ class Metrics:
         self.ended = Counter("partsong_requests", "Jobs by how they ended", ("model", "status"), registry=registry)
         self.restarts = Counter("partsong_restarts", "Starts of a replica after its first", model, registry=registry)
 
+        what = "Starts of ranks in a row that failed, and the reason of the last; only while a model cannot be started"
+        self._failing = Gauge("partsong_starts_failed", what, ("model", "reason"), registry=registry)
         self.replicas = Gauge("partsong_replicas_ready", "Groups of ranks that are ready", model, registry=registry)
+
+    def show_failing(self, troubles: Mapping[str, StartTrouble]) -> None:
+        """Shows which models cannot be started, by their names, and no others."""
+        self._failing.clear()
+        for name, trouble in troubles.items():
+            self._failing.labels(name, str(trouble.error)[:_REASON]).set(trouble.starts)
 
     def text(self) -> bytes:
         """Returns all of it as Prometheus reads it."""

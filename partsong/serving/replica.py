@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any
@@ -34,12 +34,14 @@ from partsong.serving.messages import (
 from partsong.serving.ranks.settings import ReplicaSettings
 from partsong.serving.runners import RankRunner
 
-__all__ = ["Replica"]
+__all__ = ["Replica", "StartTrouble"]
 
 _log = logging.getLogger(__name__)
 
-#: Failed starts in a row before the replica is given up, and seconds of pause between them.
-_STARTS, _REST = 3, 1.0
+#: Failed starts in a row from which on nobody is let to wait for the next one.
+_STARTS = 3
+#: Seconds of the pause after the first failed start, which doubles with each further one, and of the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0
 #: Seconds that ranks get to end by themselves.
 _GRACE = 3.0
 #: Seconds in which a new connection has to show the key.
@@ -52,6 +54,30 @@ _SILENCE = 20
 _MISSED = 30
 
 
+@dataclass(frozen=True, slots=True)
+class StartTrouble:
+    """Says that the last starts of a replica have failed; printed, it tells how many, why and when the next one is.
+
+    Attributes:
+        starts: how many in a row.
+        error: why the last one did.
+        next_at: when the next one is, by `time.monotonic`.
+    """
+
+    starts: int
+    error: PartsongError
+    next_at: float
+
+    @property
+    def seconds_left(self) -> float:
+        """Returns the seconds until the next start."""
+        return max(0.0, self.next_at - time.monotonic())
+
+    def __str__(self) -> str:
+        when = f"the next one is in {self.seconds_left:.0f} s"
+        return f"{self.starts} starts of its ranks in a row failed, and {when}; the last said: {self.error}"
+
+
 class Replica:
     """Keeps the ranks of one copy of a model running, and reports what they say on the server's event loop.
 
@@ -61,11 +87,11 @@ class Replica:
         settings: what the ranks serve.
         runner: runs the ranks once.
         on_message: takes what the ranks say.
-        on_down: takes the error that ended the ranks; they are started anew unless the second argument is True.
+        on_down: takes the error that ended the ranks; they are started anew.
 
     Attributes:
         facts: what the ranks said of their model when they last became ready; None before.
-        broken: why the replica was given up; None while it is running.
+        trouble: what is known of starts that fail; None where the ranks are up, or are expected to come up.
     """
 
     def __init__(
@@ -80,7 +106,7 @@ class Replica:
     ) -> None:
         self.name, self.nproc = name, nproc
         self.facts: Ready | None = None
-        self.broken: PartsongError | None = None
+        self.trouble: StartTrouble | None = None
         self._runner, self._on_message, self._on_down = runner, on_message, on_down
         self._loop = asyncio.get_running_loop()
         authkey = os.urandom(32)
@@ -94,6 +120,7 @@ class Replica:
         self._closing = threading.Event()
         self._heard = 0.0
         self._is_up = False
+        self._has_started = False  # whether this run has become ready, as its own threads know it
         self._hung_up = threading.Event()
         self._ended = self._accepted = 0  # runs that have ended, counted now and when the connection was accepted
         self._checks: dict[str, asyncio.Future[Checked]] = {}
@@ -162,8 +189,9 @@ class Replica:
     def _run(self) -> None:
         """Runs the ranks, again after each end; in a thread of its own."""
         failed = 0
-        while not self._closing.is_set() and failed < _STARTS:
+        while not self._closing.is_set():
             self._hung_up.clear()
+            self._has_started = False
             error: PartsongError = DistributedError(f"the ranks of {self.name} ended")
             try:
                 self._runner.run(self._settings, self.nproc, self._closing)
@@ -174,12 +202,13 @@ class Replica:
                 _LATE
             ):  # messages sent before the end are handled first
                 self._hang_up()
-            failed = 0 if self._is_up else failed + 1
+            failed = 0 if self._has_started else failed + 1
             if self._closing.is_set():
                 return
             _log.warning("the ranks of %s ended: %s", self.name, error)
-            self._call(self._down, error, failed >= _STARTS)
-            self._closing.wait(_REST if failed else 0.0)
+            pause = 0.0 if not failed else min(_FIRST_PAUSE * 2 ** min(failed - 1, 30), _LONGEST_PAUSE)
+            self._call(self._down, error, failed, time.monotonic() + pause)
+            self._closing.wait(pause)
 
     def _hang_up(self) -> None:
         """Closes a connection whose other end vanished with its machine, which nothing else would reveal.
@@ -208,6 +237,7 @@ class Replica:
             with contextlib.suppress(EOFError, OSError):
                 while True:
                     message = line.recv()
+                    self._has_started |= isinstance(message, Ready)
                     if isinstance(message, FilePart):
                         self._write(message)
                     else:
@@ -262,14 +292,13 @@ class Replica:
                 future.set_result(message)
             return
         if isinstance(message, Ready):
-            self.facts, self._is_up = message, True
+            self.facts, self._is_up, self.trouble = message, True, None
         if not isinstance(message, Pulse):
             self._on_message(self, message)
 
-    def _down(self, error: PartsongError, is_final: bool) -> None:
+    def _down(self, error: PartsongError, failed: int, next_at: float) -> None:
         self._is_up = False
-        if is_final:
-            self.broken = error
+        self.trouble = StartTrouble(failed, error, next_at) if failed >= _STARTS else None
         for future in self._checks.values():
             if not future.done():
                 future.set_exception(DistributedError(f"the ranks of {self.name} ended: {error}"))

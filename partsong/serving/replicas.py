@@ -23,7 +23,7 @@ from partsong.serving.messages import (
     Submit,
 )
 from partsong.serving.ranks.settings import ReplicaSettings
-from partsong.serving.replica import Replica
+from partsong.serving.replica import Replica, StartTrouble
 from partsong.serving.roster import Roster
 from partsong.serving.runners import RankRunner
 from partsong.serving.services import PictureService
@@ -91,10 +91,16 @@ class Replicas:
         return next((replica.facts for replica in self._replicas if replica.facts is not None), None)
 
     @property
-    def broken(self) -> PartsongError | None:
-        """Returns why all replicas were given up; None while one is left."""
-        errors = [replica.broken for replica in self._replicas]
-        return errors[0] if all(error is not None for error in errors) else None
+    def is_up(self) -> bool:
+        """Says whether the ranks of a replica take jobs."""
+        return bool(self._roster.up)
+
+    @property
+    def trouble(self) -> StartTrouble | None:
+        """Returns why no replica can be started, by the one that is tried next; None while one is up or starting."""
+        every = [replica.trouble for replica in self._replicas]
+        known = [trouble for trouble in every if trouble is not None]
+        return min(known, key=lambda trouble: trouble.next_at) if len(known) == len(every) else None
 
     def submit(self, work: JobWork) -> None:
         """Gives a job to a replica, now or as soon as one is up; a known job stays where it is."""

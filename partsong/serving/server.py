@@ -13,15 +13,15 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partsong.errors import DistributedError, OutputError, PartsongError
+from partsong.errors import OutputError, PartsongError
 from partsong.seeds import check_seed
 from partsong.serving.answers.response_store import ResponseStore
 from partsong.serving.errors import ApiError, as_api_error, leaving
 from partsong.serving.expiry import sweep
+from partsong.serving.files.made_sizes import note_size
 from partsong.serving.jobs import Job, Watchers
 from partsong.serving.journal import JobJournal
 from partsong.serving.limits import Limits
-from partsong.serving.made_sizes import note_size
 from partsong.serving.messages import (
     FromRanks,
     JobCancelled,
@@ -34,12 +34,14 @@ from partsong.serving.messages import (
     Ready,
 )
 from partsong.serving.metrics import Metrics, labels_of
+from partsong.serving.replica import StartTrouble
 from partsong.serving.replicas import Replicas
 from partsong.serving.runners import LOCAL, RankRunner
 from partsong.serving.served_names import ServedNames
 from partsong.serving.services import SERIAL, PictureService, files_of, find_model, work_of
 from partsong.serving.suspects import Suspects
 from partsong.serving.twins import note_difference
+from partsong.serving.waiting_room import WaitingRoom
 
 if TYPE_CHECKING:
     from partsong.serving.texts.served import ServedText
@@ -69,6 +71,7 @@ class Server:
         num_replicas: replicas of each model of pictures and videos.
         jobs: by name, the oldest first.
         replicas: by the name of their model; filled when the server starts.
+        rooms: where requests wait for them, by the same names.
         watchers: of the jobs.
         metrics: of the server.
         responses: those of text models that later ones can follow.
@@ -86,6 +89,7 @@ class Server:
     num_replicas: int = 1
     jobs: dict[str, Job] = field(default_factory=dict)
     replicas: dict[str, Replicas] = field(default_factory=dict)
+    rooms: dict[str, WaitingRoom] = field(default_factory=dict)
     watchers: Watchers = field(default_factory=Watchers)
     metrics: Metrics = field(default_factory=Metrics)
     responses: ResponseStore = field(default_factory=ResponseStore)
@@ -96,10 +100,24 @@ class Server:
         """Takes no further jobs, and gives those that run some time; those that wait are left to the next server."""
         if self.leaves_at is None:
             self.leaves_at = time.monotonic() + grace
+        for room in self.rooms.values():
+            room.note()
 
     def leaves(self, job: Job) -> bool:
         """Says whether a job is left to the next server with this folder."""
         return self.leaves_at is not None and (job.status == "queued" or time.monotonic() > self.leaves_at)
+
+    def hindrance(self, job: Job) -> ApiError | None:
+        """Returns why a client should not wait for a job any longer; None where it should."""
+        if self.leaves(job):
+            return leaving()
+        return self.rooms[job.model].hindrance if job.status == "queued" else None
+
+    @property
+    def troubles(self) -> dict[str, StartTrouble]:
+        """Returns what is known of models whose ranks cannot be started, by their names."""
+        every = {name: replicas.trouble for name, replicas in self.replicas.items()}
+        return {name: trouble for name, trouble in every.items() if trouble is not None}
 
     async def _finish_running(self) -> None:
         running = [job for job in self.jobs.values() if job.status == "in_progress"]
@@ -135,6 +153,7 @@ class Server:
             replicas = Replicas(model, self.runner, self.num_replicas, on_message=self._take, on_lost=self._lost)
             self.replicas[model.name] = replicas
             self._suspects[model.name] = Suspects(replicas.submit)
+            self.rooms[model.name] = WaitingRoom(replicas, self.limits, lambda: self.leaves_at is not None)
             self.metrics.replicas.labels(model.name).set_function(partial(attrgetter("num_ready"), replicas))
             replicas.start()
         await self._start_texts()
@@ -168,7 +187,7 @@ class Server:
         lines = []
         for name, replicas in self.replicas.items():
             if not replicas.num_ready:
-                lines.append(f"{name}: {replicas.broken or 'its ranks are starting, or do not answer'}")
+                lines.append(f"{name}: {replicas.trouble or 'its ranks are starting, or do not answer'}")
         for name, text in self.texts.items():
             if not text.ready:
                 start = self._starts[name]
@@ -197,7 +216,8 @@ class Server:
         """
         if self.leaves_at is not None:
             raise leaving()
-        facts = self.facts(model)
+        room = self.rooms[model.name]
+        facts = await room.facts()
         strategies, advice = model.strategies(request.get("strategy"))
         # A client that names no seed wants another picture each time; the job says which seed it was.
         asked = {**request, "seed": check_seed(request.get("seed", secrets.randbelow(2**32)))}
@@ -212,10 +232,7 @@ class Server:
         )
         work = work_of(job, self.file, facts.defaults, strategies, **more)
         self.limits.check_queue(self.jobs.values(), model.name)
-        try:
-            checked = await self.replicas[model.name].check(work)
-        except DistributedError as error:  # they have died, and new ones are starting
-            raise ApiError(503, str(error), code="model_unavailable", retry_after=2.0) from error
+        checked = await room.check(work)
         if checked.error is not None:
             raise checked.error
         self.limits.check_queue(self.jobs.values(), model.name)  # more jobs have arrived while the ranks were asked
@@ -259,21 +276,6 @@ class Server:
                 _log.error("%s", error)
             self.unwritten.add(job.id)
 
-    def facts(self, model: PictureService) -> Ready:
-        """Returns what the ranks of a model said of it.
-
-        Raises:
-            ApiError: they are not there yet, or not any more.
-        """
-        replicas = self.replicas[model.name]
-        if replicas.broken is not None:
-            raise ApiError(503, f"{model.name} cannot be served: {replicas.broken}", code="model_unavailable")
-        if replicas.facts is None:
-            raise ApiError(
-                503, f"the ranks of {model.name} are starting; /ready says when they are there", retry_after=2.0
-            )
-        return replicas.facts
-
     def _add(self, job: Job, work: JobWork) -> None:
         self.journal.write(job)  # first: a job that the journal does not know would be lost with the server
         self.jobs[job.id] = job
@@ -292,6 +294,7 @@ class Server:
         """Notes what the ranks of a replica say."""
         if isinstance(message, Ready):
             self._model_ready(replicas, message)
+            self.rooms[replicas.name].note()
             return
         job = None if isinstance(message, Pulse) else self.jobs.get(message.id)
         if job is None or job.has_ended:
@@ -376,7 +379,7 @@ class Server:
         self.metrics.restarts.labels(replicas.name).inc()
         for job, work in [(self.jobs[name], work) for name, work in begun.items()]:
             job.losses += 1
-            if job.losses < _TRIES and replicas.broken is None:
+            if job.losses < _TRIES:
                 job.begin_anew(f"after the ranks that made it ended: {error}")
                 self._stepped.pop(job.id, None)
                 for path in work.out:  # part of a video
@@ -385,9 +388,7 @@ class Server:
                 self._suspects[replicas.name].add(work)
             else:
                 self._end(job, "failed", code="ranks_ended", message=str(error))
-        for job in list(self.jobs.values()) if replicas.broken is not None else ():
-            if job.model == replicas.name and not job.has_ended and job.id not in self._comparing:
-                self._end(job, "failed", code="ranks_ended", message=str(replicas.broken))
+        self.rooms[replicas.name].note()
         self._suspects[replicas.name].try_next()
         self._count(replicas.name)
 

@@ -40,10 +40,18 @@ class PictureService:
     advice: str | None = None
 
     def strategies(self, asked: str | None) -> tuple[tuple[str, ...], str | None]:
-        """Returns the strategies of a request, and why where the server chose them."""
+        """Returns the strategies of a request, and why where the server chose them.
+
+        Raises:
+            ApiError: auto or serial stands beside others.
+        """
         if asked in (None, AUTO):
             return self.strategy, self.advice
-        return (() if asked == SERIAL else tuple(asked.split("+"))), None
+        names = tuple(str(asked).split("+"))
+        if len(names) > 1 and {AUTO, SERIAL} & set(names):
+            message = f"strategy {shortened(asked)}: {AUTO} and {SERIAL} stand alone; leave the others out"
+            raise ApiError(400, message, param="strategy")
+        return (() if names == (SERIAL,) else names), None
 
     def as_json(self, facts: Ready | None) -> dict[str, Any]:
         """Returns the model as ``GET /v1/models`` lists it, with what its ranks said of it once they did."""

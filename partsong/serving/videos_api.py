@@ -14,15 +14,15 @@ from PIL import Image
 from pydantic import Field, ValidationError
 
 from partsong.errors import PartsongError
+from partsong.serving.answers.chat_fields import read_fields
 from partsong.serving.errors import ApiError, invalid
 from partsong.serving.expiry import remove_jobs
 from partsong.serving.fields import SamplingBody, page_of
-from partsong.serving.growing import growing_file
+from partsong.serving.files.growing import growing_file
+from partsong.serving.files.sent_pictures import copy_picture, keep_picture, read_reference, remove_pictures
 from partsong.serving.jobs import Job
-from partsong.serving.sent_pictures import copy_picture, keep_picture, read_reference, remove_pictures
 from partsong.serving.server import Server
 from partsong.serving.waiting import STREAMED
-from partsong.whole_text import whole_json
 
 __all__ = ["VideoRequest", "router"]
 
@@ -51,7 +51,7 @@ async def create(request: Request) -> dict[str, Any]:
     if given is None:
         return as_video(server, await begin_video(server, body))
     model = server.model(body.model, "video")
-    if not server.facts(model).takes_picture:
+    if not (await server.rooms[model.name].facts()).takes_picture:
         message = f"{model.name} makes videos of text alone; leave input_reference out"
         raise ApiError(400, message, param="input_reference", code="no_picture")
     picture = keep_picture(server, await read_reference(given), "input_reference")
@@ -176,10 +176,4 @@ def _still(job: Job, path: Path, variant: str) -> Response:
 
 
 async def _json(request: Request) -> Any:
-    try:
-        fields = whole_json(await request.json())
-    except ValueError:
-        raise ApiError(400, "the body is not JSON", code="invalid_json") from None
-    if not isinstance(fields, dict):
-        raise ApiError(400, "the body is no JSON object", code="invalid_json")
-    return fields
+    return read_fields(await request.body())

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from fastapi import Request
 
-from partsong.serving.errors import ApiError, leaving
+from partsong.serving.errors import ApiError
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
 
@@ -30,8 +30,8 @@ async def completed(server: Server, job: Job, request: Request) -> Job:
         async for _ in server.watchers.changes(job, _LOOK):
             if await request.is_disconnected():
                 break
-            if server.leaves(job):
-                raise leaving()
+            if (hindrance := server.hindrance(job)) is not None:
+                raise hindrance
     finally:
         server.cancel(job)
     if job.status == "completed":
@@ -55,7 +55,7 @@ async def events_while_there(server: Server, job: Job) -> AsyncIterator[tuple[in
     shown = 0
     try:
         async for _ in server.watchers.changes(job, _LOOK):
-            if server.leaves(job):
+            if server.hindrance(job) is not None:
                 break
             step, pictures = server.watchers.preview(job.id)
             yield (step, pictures) if step > shown else None

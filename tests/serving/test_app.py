@@ -169,6 +169,30 @@ def test_what_clients_send(tmp_path: Path) -> None:
     assert (deep.status_code, deep.json()["error"]["message"]) == (400, "the body is nested too deeply")
 
 
+@pytest.mark.parametrize(
+    ("body", "says", "param"),
+    [
+        (b"{", "the body is not JSON: ", None),
+        (b"[1]", "the body is an array; send a JSON object", None),
+        (b"3", "the body is a number; send a JSON object", None),
+        (b'{"kind": "image"}', "prompt is missing", "prompt"),
+        (b'{"kind": "image", "prompt": 3}', "prompt=3: input should be a valid string", "prompt"),
+        (b'{"kind": "image", "prompt": "a", "n": "many"}', 'n="many": input should be a valid integer', "n"),
+        (
+            b'{"kind": "image", "prompt": "a", "guidance_scale": -1}',
+            "guidance_scale=-1: input should be",
+            "guidance_scale",
+        ),
+        (b'{"kind": "image", "prompt": "a", "colour": 1}', "colour is not known here; leave it out", "colour"),
+    ],
+)
+def test_a_wrong_body_is_named_in_plain_words(tmp_path: Path, body: bytes, says: str, param: str | None) -> None:
+    reply = _ask(_server(tmp_path), "POST", "/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert error["message"].startswith(says), error
+
+
 def test_a_packed_body_is_bounded_when_it_is_unpacked(tmp_path: Path) -> None:
     server = _server(tmp_path, limits=Limits(body=1000))
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
@@ -182,7 +206,8 @@ def test_a_packed_body_is_bounded_when_it_is_unpacked(tmp_path: Path) -> None:
 def test_errors_repeat_no_megabytes_and_read_plainly() -> None:
     limits = Limits()
     for body, said in (
-        ({"prompt": "a", "size": "0x0"}, "has no pixels"),
+        ({"prompt": "a", "size": "0x0"}, "has no pixels; write WIDTHxHEIGHT"),
+        ({"prompt": "a", "size": "9999x9999"}, "has 99980001 pixels; this server makes 16777216 at most"),
         ({"prompt": "a", "size": "x" * 100_000}, "write WIDTHxHEIGHT"),
         ({"prompt": "a", "negative_prompt": "b" * 100_000}, "negative prompt has 100000 characters"),
     ):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from partsong.outputs import save_image
+from partsong.serving.files.made_sizes import note_size
 from partsong.serving.jobs import Job
-from partsong.serving.made_sizes import note_size
 from partsong.videos import save_video
 
 ROUNDED = "130 x 100 pixels were asked for, and the model makes 128 x 96"

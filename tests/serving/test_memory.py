@@ -20,8 +20,8 @@ from partsong.parallel.plan.live_bytes import LiveBytes
 from partsong.serving.catalog import picture_model
 from partsong.serving.messages import JobMemory, JobWork, Submit
 from partsong.serving.ranks.desk import Desk
+from partsong.serving.ranks.first_step import first_step
 from partsong.serving.ranks.forecast import MemoryForecast, forecast_for
-from partsong.serving.ranks.loop import first_step
 from partsong.serving.ranks.paused_job import PausedJob
 from partsong.serving.ranks.served_model import ServedModel
 from tests.serving.running import running
@@ -35,9 +35,9 @@ def _work(name: str, **more: Any) -> JobWork:
 def _loaded(name: str, mesh: Mesh) -> tuple[ServedModel, MemoryForecast]:
     settings = picture_model(name, nproc=1, strategies=(), loras={}).settings
     model = ServedModel(settings, mesh)
-    calls, arguments = first_step(model)
-    assert arguments is not None
-    forecast = forecast_for(settings, model, mesh, arguments, calls)
+    first = first_step(model)
+    assert first.arguments is not None
+    forecast = forecast_for(settings, model, mesh, first)
     assert forecast is not None
     return model, forecast
 

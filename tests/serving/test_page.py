@@ -259,7 +259,7 @@ def test_the_key(browser: Browser) -> None:
         page.keyboard.press("Enter")
         page.get_by_role("link", name="behind the key").click()
         assert same(pixels(page, "#stage-media img"), png(9))
-        assert page.locator("#stage-media img").get_attribute("src").startswith("blob:")
+        assert str(page.locator("#stage-media img").get_attribute("src")).startswith("blob:")
         make(page, server)
         server.change("job-0002", **RUNNING, step=4)
         expect(page.get_by_text("Step 4 of 8")).to_be_visible()

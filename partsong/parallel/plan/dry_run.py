@@ -25,7 +25,7 @@ from partsong.parallel.ranks.axes import AXES, check_shares, shares_along
 from partsong.parallel.ranks.mesh import Axis, Network, check_degrees
 from partsong.parallel.strategy import Strategy, mesh_for
 
-__all__ = ["DryMesh", "DryRun"]
+__all__ = ["DryMesh", "DryRun", "MixedValues"]
 
 
 class DryMesh:
@@ -147,7 +147,7 @@ class DryRun:
         """Makes the next step's call, and returns the module's output, without values."""
         has_values = any(isinstance(value, Tensor) and not value.is_meta for value in tree_leaves(self.inputs))
         try:
-            with torch.no_grad(), self._merging(), _Values() if has_values else nullcontext(), _FusedAttention():
+            with torch.no_grad(), self._merging(), MixedValues() if has_values else nullcontext(), _FusedAttention():
                 output = torch.func.functional_call(self.module, self.state, kwargs=self.inputs)
         except (RuntimeError, ValueError) as problem:
             if isinstance(problem, ValueError) and "meta device" not in str(problem):
@@ -183,7 +183,7 @@ def _without_numbers(value: Any) -> Any:
     return value.to("meta" if value.is_floating_point() or value.is_complex() else "cpu")
 
 
-class _Values(TorchDispatchMode):
+class MixedValues(TorchDispatchMode):
     """Lets operators combine tensors with and without values; the result then has none."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from partsong.serving.answers.chat_bodies import AnswerBody
-from partsong.serving.errors import ApiError
+from partsong.serving.errors import ApiError, as_written, json_kind
 from partsong.whole_text import whole_json
 
 __all__ = ["OtherFields", "read_body", "read_fields"]
@@ -72,7 +72,7 @@ def read_fields(body: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(fields, dict):
-        raise ApiError(400, f"the body is a JSON {type(fields).__name__}; send an object")
+        raise ApiError(400, f"the body is {json_kind(fields)}; send a JSON object")
     return fields
 
 
@@ -91,7 +91,7 @@ def read_body(kind: type[AnyBody], fields: dict[str, Any], others: OtherFields =
         value = fields.get(name)
         if value not in neutral:
             why = others.why.get(name, "this server does not support it")
-            raise ApiError(400, f"{name}={_short(value)}: {why}; leave {name} out", param=name)
+            raise ApiError(400, f"{name}={as_written(value)}: {why}; leave {name} out", param=name)
     try:
         return kind.model_validate(
             {
@@ -118,10 +118,5 @@ def _refused(kind: type[AnswerBody], error: ValidationError, others: OtherFields
     elif first["type"] == "missing":
         message = f"{param} is missing"
     else:
-        message = f"{param}={_short(first['input'])}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        message = f"{param}={as_written(first['input'])}: {first['msg'][:1].lower()}{first['msg'][1:]}"
     return ApiError(400, message, param=param)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."

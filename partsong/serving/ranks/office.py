@@ -28,7 +28,7 @@ from partsong.serving.messages import (
 )
 from partsong.serving.ranks.courier import Courier
 from partsong.serving.ranks.forecast import MemoryForecast
-from partsong.serving.ranks.served_model import ServedModel, check_work
+from partsong.serving.ranks.served_model import ServedModel, check_sizes, check_work
 from partsong.serving.ranks.settings import ReplicaSettings
 
 __all__ = ["Office"]
@@ -97,12 +97,16 @@ class Office:
                 self._asked.put(Submit(self._taken(message.work)) if isinstance(message, Submit) else message)
 
     def _checked(self, work: JobWork) -> Checked:
-        checked = check_work(self._model, self._mesh, work)
-        if checked.error is None and self._forecast is not None:
-            try:
-                self._forecast.check(work)
-            except PartsongError as error:
-                return replace(checked, error=error)
+        checked, forecast = check_work(self._model, self._mesh, work), self._forecast
+        if checked.error is not None:
+            return checked
+        try:
+            if forecast is None or not forecast.knows_sizes:
+                check_sizes(self._model, work)
+            if forecast is not None:
+                forecast.check(work)
+        except PartsongError as error:
+            return replace(checked, error=error)
         return checked
 
     def _taken(self, work: JobWork) -> JobWork:

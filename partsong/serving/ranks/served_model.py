@@ -13,15 +13,18 @@ from PIL import Image
 from torch import nn
 
 from partsong import zoo
-from partsong.errors import ArgumentError, PartsongError, UnsupportedError
+from partsong.errors import PartsongError
 from partsong.jobs.pipelines import RANK_TIMEOUT, picture_arguments, pipeline_class, read_pipeline, usual_dtype
 from partsong.model_folders import DENOISERS
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.strategy import combined_kind, refuse
+from partsong.planner.pipeline import downscale_of
 from partsong.samplers.generate import check_arguments, check_prompt
+from partsong.samplers.long_video.frame_counts import frames_to_sample
 from partsong.samplers.registry import parse_strategy, strategies
 from partsong.seeds import generators
+from partsong.serving.errors import CannotMakeError, shortened
 from partsong.serving.messages import Checked, JobWork, Ready
 from partsong.serving.ranks.joined_calls import JoinedCalls
 from partsong.serving.ranks.settings import ReplicaSettings
@@ -39,7 +42,7 @@ _WITH_SEVERAL = {
     "QwenImageEditPlusPipeline",
 }
 
-__all__ = ["ServedModel", "call_arguments", "can_join", "check_work", "description", "read_mask"]
+__all__ = ["ServedModel", "call_arguments", "can_join", "check_sizes", "check_work", "description", "read_mask"]
 
 
 class ServedModel:
@@ -139,6 +142,8 @@ def call_arguments(model: ServedModel, work: JobWork) -> dict[str, Any]:
     """Returns the arguments of the pipeline's call for a job."""
     given, seeded = {**work.arguments, "output_type": "np"}, generators(work.seed, work.num)
     if model.makes_videos:
+        if work.num_frames is not None:
+            given["num_frames"] = frames_to_sample(model.pipe, work.num_frames, in_blocks=True)
         arguments = {**given, "prompt": work.prompt, "generator": seeded[0]}
     else:
         arguments = picture_arguments(given, work.prompt, work.num, seeded)
@@ -172,19 +177,36 @@ def _readable(given: Path | bytes) -> Path | io.BytesIO:
 def check_work(model: ServedModel, mesh: Mesh, work: JobWork) -> Checked:
     """Checks whether a job could be made, without any work and without the other ranks."""
     try:
-        chosen = tuple(parse_strategy(name) for name in work.strategies)
-        degrees = mesh_for(chosen, mesh.world_size if chosen else 1)
-        refuse(chosen, adapter_for(model.denoiser), SimpleNamespace(degrees=degrees))  # type: ignore[arg-type]
+        chosen = _chosen(model, mesh, work.strategies)
         check_arguments(type(model.pipe), work.arguments)
         check_prompt(work.prompt)
         _check_picture(model, work)
         if work.lora is not None and work.lora not in model.loras:
             known = ", ".join(model.loras) or "none"
-            raise ArgumentError(f"there is no adapter {work.lora!r} here; these are: {known}")
-        _check_sizes(model, work)
+            raise CannotMakeError(f"there is no adapter {work.lora!r} here; these are: {known}", "lora")
         return Checked(id=work.id, kind=combined_kind(chosen))
     except PartsongError as error:
         return Checked(id=work.id, error=error)
+
+
+def _chosen(model: ServedModel, mesh: Mesh, names: tuple[str, ...]) -> tuple[Strategy, ...]:
+    """Returns the strategies of a job.
+
+    Raises:
+        CannotMakeError: there is none of that name, or these ranks cannot run this model with it.
+    """
+    known = strategies()
+    for name in (text.partition(":")[0] for text in names):
+        if name not in known:
+            here = ", ".join(("auto", *_legal(model, mesh), "serial"))
+            raise CannotMakeError(f"there is no strategy {shortened(name)}; this model runs with {here}", "strategy")
+    try:
+        chosen = tuple(parse_strategy(name) for name in names)
+        degrees = mesh_for(chosen, mesh.world_size if chosen else 1)
+        refuse(chosen, adapter_for(model.denoiser), SimpleNamespace(degrees=degrees))  # type: ignore[arg-type]
+    except PartsongError as error:
+        raise CannotMakeError(str(error), "strategy") from error
+    return chosen
 
 
 def description(settings: ReplicaSettings, model: ServedModel, mesh: Mesh) -> Ready:
@@ -236,16 +258,13 @@ def _check_picture(model: ServedModel, work: JobWork) -> None:
     image = inspect.signature(type(model.pipe).__call__).parameters.get("image")
     if image is not None and image.default is image.empty and not work.pictures:
         how = "as input_reference of /v1/videos" if model.makes_videos else "to /v1/images/edits"
-        raise ArgumentError(f"this model begins with a picture, and none was sent: send one {how}")
+        raise CannotMakeError(f"this model begins with a picture, and none was sent: send one {how}", "image")
 
 
-def _check_sizes(model: ServedModel, work: JobWork) -> None:
-    """Refuses sizes that the pipeline's own check would refuse, before anything is encoded."""
-    factor = int(getattr(model.pipe, "vae_scale_factor", 8))
-    for name in ("height", "width"):
-        side = work.arguments.get(name)
-        if side is not None and side % factor:
-            raise ArgumentError(f"{name}={side} is no multiple of {factor}; use {side - side % factor} or another")
-    steps = work.arguments.get("num_inference_steps")
-    if steps is not None and steps < 1:
-        raise UnsupportedError(f"num_inference_steps={steps}; make at least one step")
+def check_sizes(model: ServedModel, work: JobWork) -> None:
+    """Refuses sides that are no whole latents, where nothing better is known of what the model makes."""
+    factor = downscale_of(model.pipe)
+    height, width = (work.arguments.get(name) or 0 for name in ("height", "width"))
+    if height % factor or width % factor:
+        near = "x".join(str(max(1, side // factor) * factor) for side in (width, height))
+        raise CannotMakeError(f"size {width}x{height} is no multiple of {factor} pixels; ask for {near}", "size")

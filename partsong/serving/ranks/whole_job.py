@@ -12,7 +12,6 @@ from partsong.errors import DistributedError, OutputError
 from partsong.jobs.video_run import sample_video
 from partsong.parallel import Mesh, Plan
 from partsong.samplers.generate import can_stream, generate
-from partsong.samplers.long_video.frame_counts import frames_to_sample
 from partsong.serving.messages import JobWork
 from partsong.serving.ranks.orders import share_switch
 from partsong.serving.ranks.outcome import TurnOutcome
@@ -71,8 +70,6 @@ class WholeJob:
                 write_output(output, self._work)
             return
         num = self._work.num_frames
-        if num is not None:
-            arguments["num_frames"] = frames_to_sample(plan.target, num, in_blocks=plan.loop is not None)
         sample_video(plan, arguments, writer=self._writer(plan, num), keeps=False, num_frames=num)
 
     def _writer(self, plan: Plan, num: int | None) -> VideoWriter | None:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from partsong.errors import PartsongError
+from partsong.serving.arrivals import Arrivals
 from partsong.serving.errors import ApiError
 from partsong.serving.texts.events import TextEvent, TextRequest
 from partsong.serving.texts.process import TextProcess
@@ -44,11 +45,10 @@ class LocalText:
         spec.limits.validate()
         self.spec, self.name, self.limits, self.starts = spec, spec.name, spec.limits, 0
         self.outcomes: Counter[str] = Counter()
-        self._numbers, self._waiting = itertools.count(), 0
+        self._numbers, self._arrivals = itertools.count(), Arrivals()
         self._process: TextProcess | None = None
         self.broken = ""
         self._about: dict[str, Any] = {}
-        self._is_there = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -61,7 +61,7 @@ class LocalText:
     @property
     def in_flight(self) -> int:
         """Counts the running requests, those that wait for the process included."""
-        return self._waiting + (0 if self._process is None else self._process.in_flight)
+        return self._arrivals.num + (0 if self._process is None else self._process.in_flight)
 
     @property
     def pid(self) -> int | None:
@@ -79,6 +79,7 @@ class LocalText:
             await self._begin()
         except PartsongError as error:
             self.broken = str(error)
+            self._arrivals.note()
             raise
         self._keeper = asyncio.ensure_future(self._keep())
 
@@ -87,7 +88,6 @@ class LocalText:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
-        self._is_there.clear()
         if self._process is not None:
             await self._process.end()
 
@@ -110,37 +110,31 @@ class LocalText:
         return {"id": self.name, "kind": "text", "strategies": [], **self._about, "defaults": {}}
 
     async def _wait_for_process(self) -> TextProcess:
-        if self.broken:
-            raise ApiError(503, self.broken, code="model_not_loaded")
-        self._waiting += 1
         try:
-            async with asyncio.timeout(self.limits.start_seconds):
-                while True:
-                    await self._is_there.wait()
-                    if self._process is not None and self._process.alive:
-                        return self._process
-                    self._is_there.clear()
+            return await self._arrivals.wait(self._running_process, self.limits.start_seconds)
         except TimeoutError:
             message = f"model {self.name} is being started again and is not ready yet; try again later"
             raise ApiError(503, message, code="model_not_ready", retry_after=5.0) from None
-        finally:
-            self._waiting -= 1
+
+    def _running_process(self) -> TextProcess | None:
+        if self.broken:
+            raise ApiError(503, self.broken, code="model_not_loaded")
+        return self._process if self._process is not None and self._process.alive else None
 
     async def _begin(self) -> None:
         self.starts += 1
         process = self._process = TextProcess(self.spec, self.outcomes)
         await process.start()
         self._about = process.about
-        self._is_there.set()
+        self._arrivals.note()
 
     async def _keep(self) -> None:
         """Asks the process for signs of life, and starts another one when it has died."""
         pause = 0.0
         while True:
             assert self._process is not None
-            if self._is_there.is_set():
+            if not pause:
                 await self._watch(self._process)
-                self._is_there.clear()
                 _LOG.warning("the process of model %s %s; starting another", self.name, self._process.how)
             try:
                 await self._begin()

@@ -34,7 +34,8 @@ def keep_picture(server: Server, data: bytes, what: str) -> str:
     try:
         with Image.open(io.BytesIO(data)) as picture:
             if picture.width * picture.height > server.limits.pixels:
-                raise ApiError(400, f"{what} has more than {server.limits.pixels} pixels", param=what)
+                size = f"{what} has {picture.width * picture.height} pixels"
+                raise ApiError(400, f"{size}; this server takes {server.limits.pixels} at most", param=what)
             kept = picture.convert("RGBA" if what == "mask" else "RGB")
     except (OSError, ValueError, Image.DecompressionBombError):
         raise ApiError(400, f"{what} is no picture that can be read; send PNG, JPEG or WebP", param=what) from None

@@ -1,0 +1,1 @@
+"""Holds the pictures and videos that clients send and fetch."""
