@@ -13,18 +13,24 @@ from diffusers.utils import logging
 from torch import nn
 
 from partsong import (
+    ClipParallel,
     DisplacedPatch,
     LaggedLayers,
+    ParallelVae,
     PartialPatch,
     PatchPipeline,
+    Ring,
     ShardedWeights,
     StepCache,
     StructureGuidance,
+    TimeParallel,
+    TokenRing,
     Ulysses,
 )
 from partsong.kernels.dispatch import force_backend
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
+from partsong.parallel.exchange.wires import WireName
 from partsong.samplers import generate
 from tests.gpu_ready.operators import Operators
 from tests.gpu_ready.repeated_calls import RepeatedCalls
@@ -33,6 +39,7 @@ from tests.parallel.ranks import gathered
 from tests.pipelines.case import Case, denoisers
 from tests.pipelines.cases import CASES
 
+WIRES: tuple[WireName, ...] = ("fp8", "int8", "4bit", "2bit", "1bit", "lowrank")
 _SINGLE = equivalence_worker.strategies(2)
 #: Strategies by what they are called in the table; those that a warm-up makes exact run without one here.
 STRATEGIES: dict[str, tuple[Strategy, ...]] = {
@@ -45,6 +52,12 @@ STRATEGIES: dict[str, tuple[Strategy, ...]] = {
     "StepCache, late": (Ulysses(), StepCache(threshold=0.0, decide="late")),
     "PatchPipeline": (PatchPipeline(),),
     "StructureGuidance": (StructureGuidance(),),
+    "ParallelVae": (Ulysses(), ParallelVae()),
+    "ClipParallel": (ClipParallel(),),
+    "TimeParallel": (TimeParallel(),),
+    **{f"Ring, {wire}": (Ring(wire=wire),) for wire in WIRES},
+    **{f"DisplacedPatch, {wire}": (DisplacedPatch(wire=wire),) for wire in WIRES},
+    **{f"{kind.__name__}, {wire}": (kind(wire=wire),) for kind in (Ulysses, TokenRing) for wire in WIRES[:2]},
 }
 #: Samples of a call, where these are shared out.
 SAMPLES = {"DataParallel": 2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,10 @@ class Taker(Server):
         """Does what the start of a server does, without ranks."""
         self.open()
         self.created = 1_800_000_000
-        self.replicas = {model.name: SimpleNamespace(facts=self.facts(model)) for model in self.models}  # type: ignore[misc]
+        for model in self.models:
+            found = _facts(model)
+            self.replicas[model.name] = SimpleNamespace(facts=found)  # type: ignore[assignment]
+            self.rooms[model.name] = SimpleNamespace(facts=partial(_soon, found))  # type: ignore[assignment]
 
     async def submit(self, model: PictureService, request: Mapping[str, Any], **more: Any) -> Job:
         if request["prompt"] == "fail":
@@ -44,10 +48,15 @@ class Taker(Server):
         self.jobs[job.id] = job
         return job
 
-    def facts(self, model: PictureService) -> Ready:
-        several, some = model.name == "several", model.name in ("one", "several")
-        kind = model.kind
-        return Ready(strategies=(), defaults={}, kind=kind, takes_picture=some, takes_pictures=several, takes_mask=some)
+
+def _facts(model: PictureService) -> Ready:
+    several, some = model.name == "several", model.name in ("one", "several")
+    kind = model.kind
+    return Ready(strategies=(), defaults={}, kind=kind, takes_picture=some, takes_pictures=several, takes_mask=some)
+
+
+async def _soon(found: Ready) -> Ready:
+    return found
 
 
 def service(name: str, kind: str) -> PictureService:
