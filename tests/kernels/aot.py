@@ -24,6 +24,7 @@ MODULES = (
     "partsong.kernels.token_head_triton",
     "partsong.kernels.merge_triton",
     "partsong.kernels.norms_triton",
+    "partsong.kernels.wires_triton",
 )
 TENSOR_CORE = re.compile(r"\b(HMMA|HGMMA|UTC\w*MMA)\b")
 

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+
+from partsong.kernels.call import has_triton
 
 __all__ = [
     "EIGHT_BIT",
@@ -94,6 +96,11 @@ class EightBits:
 
     def encode(self, values: Tensor, last: Tensor | None = None) -> Tensor:
         """Writes the scales, then the rounded values."""
+        if (fused := _fused(values.device)) is not None and (values.numel() and _casts(self.dtype, values.device)):
+            message = torch.empty(self.size(tuple(values.shape)), dtype=torch.uint8, device=values.device)
+            rows = values.reshape(-1, values.shape[-1])
+            fused.round_rows(rows.contiguous(), *self._split(message, values.shape), self._most)
+            return message
         values = values.float()
         # A scale that is rounded down would push the largest value out of range.
         scale = (values.abs().amax(-1) * (1.00390625 / self._most)).to(_SCALE)
@@ -103,10 +110,17 @@ class EightBits:
 
     def decode(self, message: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Reads the values."""
+        scale, whole = self._split(message, shape)
+        if (fused := _fused(message.device)) is not None and (len(message) and _casts(self.dtype, message.device)):
+            return fused.read_rows(scale, whole).view(shape)
+        values = whole.view(shape).float()
+        return values.mul_(scale.view(*shape[:-1], 1).float())
+
+    def _split(self, message: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Returns views of a message: the scale `[R]` of each row, and the rows `[R, D]`."""
         count = math.prod(shape[:-1])
         scale, whole = message.split([count * _SCALE.itemsize, count * shape[-1]])
-        values = whole.view(self.dtype).view(shape).float()
-        return values.mul_(scale.view(_SCALE).view(*shape[:-1], 1).float())
+        return scale.view(_SCALE), whole.view(self.dtype).view(count, shape[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +155,8 @@ class FewBits:
         if not values.numel():
             return _nothing(values.device)
         tokens, rest, channels = _matrix(tuple(values.shape))
+        if (fused := _fused(values.device)) is not None:
+            return self._encode_fused(fused, values.reshape(tokens, rest, channels).contiguous())
         parts = values.reshape(tokens, rest, channels).split(_part(values, rest * channels))
         means, total = [], torch.zeros(rest, channels, device=values.device)
         for part in parts:
@@ -148,11 +164,23 @@ class FewBits:
             means.append(size.mean(2))
             total += size.sum(0)
         by_token = torch.cat(means)
-        by_channel = (total / (tokens * by_token.mean(0)[:, None].clamp_min(_TINY))).to(_SCALE)
+        by_channel = self._by_channel(total, by_token)
         by_token = by_token.to(_SCALE)
         scales = by_token.split(_part(values, rest * channels))
         packed = [self._codes(part, scale, by_channel) for part, scale in zip(parts, scales, strict=True)]
         return torch.cat([as_bytes(by_channel), as_bytes(by_token), *packed])
+
+    @staticmethod
+    def _by_channel(total: Tensor, by_token: Tensor) -> Tensor:
+        return (total / (len(by_token) * by_token.mean(0)[:, None].clamp_min(_TINY))).to(_SCALE)
+
+    def _encode_fused(self, fused: ModuleType, values: Tensor) -> Tensor:
+        by_token, total = fused.token_and_channel_means(values)
+        by_channel, by_token = self._by_channel(total, by_token), by_token.to(_SCALE)
+        tokens, rest, channels = values.shape
+        packed = torch.empty(tokens, rest, self._width(channels), dtype=torch.uint8, device=values.device)
+        fused.round_few_bits(values, by_token, by_channel, packed, self.bits, self.distance)
+        return torch.cat([as_bytes(by_channel), as_bytes(by_token), packed.view(-1)])
 
     def _codes(self, values: Tensor, by_token: Tensor, by_channel: Tensor) -> Tensor:
         """Returns the packed numbers of the nearest levels."""
@@ -173,6 +201,10 @@ class FewBits:
         tokens, rest, channels = _matrix(shape)
         sizes = (rest * channels * _SCALE.itemsize, rest * tokens * _SCALE.itemsize)
         by_channel, by_token, packed = message.split([*sizes, len(message) - sum(sizes)])
+        if (fused := _fused(message.device)) is not None:
+            scales = by_token.view(_SCALE), by_channel.view(_SCALE)
+            packed = packed.view(tokens, rest, -1)
+            return fused.read_few_bits(packed, *scales, channels, self.bits, self.distance).view(shape)
         step = self._step(by_channel.view(_SCALE).view(rest, channels))
         out = torch.empty(tokens, rest, channels, device=message.device)
         blocks = (packed.view(tokens, rest, -1), by_token.view(_SCALE).view(tokens, rest, 1), out)
@@ -296,6 +328,20 @@ def bytes_sent(wire: Wire | None, shape: tuple[int, ...], itemsize: int) -> int:
 def message_room(wire: Wire, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Allocates the message for a block of some shape."""
     return torch.empty(wire.size(shape), dtype=torch.uint8, device=device)
+
+
+def _fused(device: torch.device) -> ModuleType | None:
+    """Returns the kernels that write and read messages where they can run; on a CPU torch's operators do."""
+    if device.type != "cuda" or torch.version.hip is not None or not has_triton():
+        return None
+    from partsong.kernels import wires_triton
+
+    return wires_triton
+
+
+def _casts(dtype: torch.dtype, device: torch.device) -> bool:
+    """Says whether a GPU rounds to a type of 8 bits by itself."""
+    return dtype == torch.int8 or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int, int]:
