@@ -23,7 +23,6 @@ from partsong import (
     ShardedWeights,
     StepCache,
     StructureGuidance,
-    TimeParallel,
     TokenRing,
     Ulysses,
 )
@@ -54,7 +53,6 @@ STRATEGIES: dict[str, tuple[Strategy, ...]] = {
     "StructureGuidance": (StructureGuidance(),),
     "ParallelVae": (Ulysses(), ParallelVae()),
     "ClipParallel": (ClipParallel(),),
-    "TimeParallel": (TimeParallel(),),
     **{f"Ring, {wire}": (Ring(wire=wire),) for wire in WIRES},
     **{f"DisplacedPatch, {wire}": (DisplacedPatch(wire=wire),) for wire in WIRES},
     **{f"{kind.__name__}, {wire}": (kind(wire=wire),) for kind in (Ulysses, TokenRing) for wire in WIRES[:2]},

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from partsong.evals.bench.kernels import forced, timed
-from partsong.evals.gpu.findings import Equipment, Finding, at_least
+from partsong.evals.gpu.findings import Equipment, Finding, at_least, at_most
 from partsong.kernels import available, merge
 from partsong.kernels.backends.triton_attention import interpreted
 from partsong.parallel.exchange.wires import WIRES, Wire
@@ -23,6 +23,8 @@ _HOPPER = {"cudnn": 450.0, "flash": 300.0, "triton": 300.0}
 TFLOPS = {"H100": _HOPPER, "H200": _HOPPER}
 #: Tokens of queries and keys: all of them on one rank, and the half of two.
 TOKENS = (4608, 2304)
+#: Sums in another order may round some numbers to the next level.
+SAME_WIRE = 0.03
 HEADS = (24, 12, 6, 3, 1)
 
 
@@ -71,10 +73,14 @@ def _merging(equipment: Equipment) -> Iterator[Finding]:
 
 
 def _wires(equipment: Equipment) -> Iterator[Finding]:
-    """Times encoding and decoding of one rank's keys and values, by the bytes of the plain message."""
+    """Compares and times encoding and decoding of one rank's keys and values, by the bytes of the plain message."""
     values = _normal(equipment, *equipment.pick((2304, 2, 24, 128), (32, 2, 2, 64)))
     for name, wire in WIRES.items():
         message = wire.encode(values)
+        read, plain = wire.decode(message, tuple(values.shape)).cpu(), values.cpu()
+        by_host = wire.decode(wire.encode(plain), tuple(values.shape))
+        apart = float((read - by_host).norm() / by_host.norm())
+        yield at_most(f"difference of the wire {name} from a processor's", round(apart, 5), SAME_WIRE)
         cases = [(name, partial(_there_and_back, wire, values, message))]
         for row in timed(cases, values.numel(), REPEATS, equipment.device, gigabytes=values.nbytes / 1e9):
             yield _rate(f"GB/s through the wire {name}", row, "gigabytes_per_second")
