@@ -31,7 +31,7 @@ def capture(plan: Plan, *, graphs: bool = False, backend: str = "inductor") -> N
 
     Raises:
         ArgumentTypeError: not a plan.
-        UnsupportedError: a model names no repeated blocks; graphs without CUDA, or under a strategy that is not exact.
+        UnsupportedError: a model has no lists of blocks; graphs without CUDA, or under a strategy that is not exact.
 
     Example:
         >>> import partsong
@@ -60,10 +60,12 @@ def _compile(plan: Plan, blocks: list[nn.Module], backend: str, mode: str | None
 def _blocks_of(module: nn.Module) -> list[nn.Module]:
     names = getattr(module, "_repeated_blocks", None) or ()
     found = [part for part in module.modules() if type(part).__name__ in names]
+    # Some models do not say; their blocks stand in lists of their own.
+    found = found or [part for each in module.children() if isinstance(each, nn.ModuleList) for part in each]
     if not found:
         raise UnsupportedError(
-            f"{type(module).__name__} names no repeated blocks, so capture() does not know what to compile; "
-            "call compile() on its blocks yourself, before or after parallelize()"
+            f"{type(module).__name__} has no lists of blocks, so capture() does not know what to compile; call "
+            "compile() on its parts yourself, before or after parallelize()"
         )
     return [block for block in found if block._compiled_call_impl is None]
 
