@@ -21,8 +21,8 @@ def accelerator() -> str:
 
     Cards of AMD are "cuda" to torch, too.
     """
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return "cpu" if found is None else found.type
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if device is None else device.type
 
 
 def devices() -> list[tuple[str, int]]:

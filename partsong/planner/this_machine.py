@@ -15,8 +15,8 @@ __all__ = ["hardware_name"]
 
 def hardware_name() -> str:
     """Names this machine by its devices, in letters that a file name may have."""
-    if found := devices():
-        text = f"{len(found)}x {found[0][0]}"
+    if here := devices():
+        text = f"{len(here)}x {here[0][0]}"
     else:
         text = f"{usable_cores()} cores {torch.backends.cpu.get_cpu_capability()} {platform.machine()}"
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

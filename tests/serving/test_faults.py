@@ -173,7 +173,7 @@ def test_what_no_client_should_send_is_answered_or_dropped(server: RunningServer
     assert httpx.post(url, content=b"x" * 60_000_000, headers=json_type).status_code == 413
     edits, form = f"{server.url}/v1/images/edits", {"content-type": "multipart/form-data; boundary=a"}
     assert httpx.post(edits, content=b"--a\r\nnonsense", headers=form).status_code == 400
-    assert httpx.get(f"{server.url}/v1/nothing").json()["error"]["message"] == "GET /v1/nothing: Not Found"
+    assert httpx.get(f"{server.url}/v1/nothing").json()["error"]["message"] == "GET '/v1/nothing': Not Found"
     assert httpx.get(f"{server.url}/v1/files/x.png").status_code == 404
     host, port = server.url.removeprefix("http://").split(":")
     slow = [socket.create_connection((host, int(port))) for _ in range(200)]

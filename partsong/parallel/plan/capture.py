@@ -59,15 +59,15 @@ def _compile(plan: Plan, blocks: list[nn.Module], backend: str, mode: str | None
 
 def _blocks_of(module: nn.Module) -> list[nn.Module]:
     names = getattr(module, "_repeated_blocks", None) or ()
-    found = [part for part in module.modules() if type(part).__name__ in names]
+    blocks = [part for part in module.modules() if type(part).__name__ in names]
     # Some models do not say; their blocks stand in lists of their own.
-    found = found or [part for each in module.children() if isinstance(each, nn.ModuleList) for part in each]
-    if not found:
+    blocks = blocks or [part for each in module.children() if isinstance(each, nn.ModuleList) for part in each]
+    if not blocks:
         raise UnsupportedError(
             f"{type(module).__name__} has no lists of blocks, so capture() does not know what to compile; call "
             "compile() on its parts yourself, before or after parallelize()"
         )
-    return [block for block in found if block._compiled_call_impl is None]
+    return [block for block in blocks if block._compiled_call_impl is None]
 
 
 def _check_graphs(plan: Plan) -> None:
