@@ -40,6 +40,7 @@ def captured() -> dict[str, list[dict[str, Any]]]:
     return launch(compile_worker.run_captured, 2, CAPTURED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CAPTURED)
 def test_captured_blocks_pause_at_exchanges_only(captured: dict[str, list[dict[str, Any]]], name: str) -> None:
     for row in captured[name]:
