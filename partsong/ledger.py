@@ -101,6 +101,9 @@ class Ledger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:  # a device that has failed tells no times, and would hide the error
+            self.late.clear()
+            self._unwritten = [(record, []) for record, _ in self._unwritten]
         if any(self._open.values()) or self.late:
             self.step(note="after the last step")
         self._write(keep=0)

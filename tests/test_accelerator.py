@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partsong import accelerator
-from partsong.kernels import dispatch
+from partsong.kernels import call, dispatch
 from partsong.kernels.backends.triton_attention import precision
 from partsong.ledger import Ledger, count
 from partsong.parallel.ranks import mesh
@@ -112,8 +112,8 @@ def test_rocm_tries_flash_first_and_triton_by_name_only(monkeypatch: pytest.Monk
 
 def _names(kind: str) -> list[str]:
     """Lists the kernels that a call on a device of this kind tries."""
-    call: Any = SimpleNamespace(q=SimpleNamespace(device=torch.device(kind), is_cuda=False))
-    return [row.name for row in dispatch._candidates(call)[0]]
+    asked: Any = SimpleNamespace(q=SimpleNamespace(device=torch.device(kind), is_cuda=False))
+    return [row.name for row in dispatch._candidates(asked)[0]]
 
 
 class Event:
@@ -150,3 +150,38 @@ def test_a_ledger_reads_a_devices_time_two_steps_later(tmp_path: Path, monkeypat
             assert len(lines()) == max(0, step - 1), "the last two steps wait for the device"
     assert [line["seconds_waiting"] for line in lines()] == [2.0] * 4
     assert records.summary()["seconds_waiting"] == 8.0
+
+
+def test_a_device_that_failed_is_asked_for_no_times(tmp_path: Path) -> None:
+    def gone() -> float:
+        raise RuntimeError("unspecified launch failure")
+
+    def fail(file: Path) -> None:
+        with Ledger(file) as records:
+            count(seconds_waiting=gone, forwards=1)
+            records.step()
+            count(seconds_waiting=gone)
+            raise ValueError("out of memory")
+
+    file = tmp_path / "ledger.jsonl"
+    with pytest.raises(ValueError, match="out of memory"):
+        fail(file)
+    assert [json.loads(line)["forwards"] for line in file.read_text().splitlines()] == [1]
+
+
+@pytest.mark.parametrize(
+    ("device", "hip", "capability", "reason"),
+    [
+        ("xpu", None, (0, 0), "the tensors are on xpu"),
+        ("cuda", "7.0", (9, 4), "it was not tried on ROCm"),
+        ("cuda", None, (7, 5), "it needs compute capability 8.0 or newer"),
+        ("cuda", None, (8, 6), ""),
+    ],
+)
+def test_triton_computes_on_nvidias_newer_cards(
+    monkeypatch: pytest.MonkeyPatch, device: str, hip: str | None, capability: tuple[int, int], reason: str
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(call, "has_triton", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert call.triton_refusal.__wrapped__(torch.device(device, 0)) == reason

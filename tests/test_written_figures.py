@@ -15,7 +15,7 @@ def percentages(file: str, key: str) -> set[str]:
 @pytest.mark.parametrize(
     ("page", "file", "key"),
     [
-        ("docs/choosing.md", "steps/2026-11-26-few-steps", "facts_read"),
+        ("docs/few-steps.md", "steps/2026-11-26-few-steps", "facts_read"),
         ("docs/thinking-eval.md", "thinking/2026-11-26-zoo-sums", "accuracy"),
     ],
 )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from partsong.kernels.masks import SHARED, Causal, Mask, Streams
 
-__all__ = ["HALF", "NO_GRADIENT", "Call", "Segment", "compute_dtype", "has_triton", "refusal"]
+__all__ = ["HALF", "NO_GRADIENT", "Call", "Segment", "compute_dtype", "has_triton", "refusal", "triton_refusal"]
 
 HALF = (torch.float16, torch.bfloat16)
 #: Why a kernel refuses inputs that require a gradient.
@@ -25,6 +25,18 @@ NO_GRADIENT = "an input requires a gradient and this kernel's log-sum-exp has no
 def has_triton() -> bool:
     """Says whether triton is installed."""
     return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def triton_refusal(device: torch.device) -> str:
+    """Says why our Triton kernels do not compute on a device; empty where they do."""
+    if device.type != "cuda":
+        return f"the tensors are on {device.type}"
+    if torch.version.hip is not None:
+        return "it was not tried on ROCm"
+    if not has_triton():
+        return "triton is not installed"
+    return "" if torch.cuda.get_device_capability(device) >= (8, 0) else "it needs compute capability 8.0 or newer"
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
-from partsong.kernels.call import has_triton
+from partsong.kernels.call import triton_refusal
 
 __all__ = ["fused_without_values", "merge", "merge_checked"]
 
@@ -84,9 +84,7 @@ def fused_without_values() -> Iterator[None]:
 def _is_fused(parts: Sequence[tuple[Tensor, Tensor]]) -> bool:
     """Says whether the fused kernel, which has no gradient, reads these parts: heads of a GPU, row by row."""
     first = parts[0][0]
-    if torch.version.hip is not None:  # it was not tried there
-        return False
-    if not (first.is_cuda and first.dim() == 4 and first.shape[0] * first.shape[1] <= 65535 and has_triton()):
+    if triton_refusal(first.device) or first.dim() != 4 or first.shape[0] * first.shape[1] > 65535:
         return False
     if any(out.stride(3) != 1 for out, _ in parts):
         return False

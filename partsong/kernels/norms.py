@@ -20,7 +20,7 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels import norms_cpu, norms_naive
-from partsong.kernels.call import has_triton
+from partsong.kernels.call import triton_refusal
 from partsong.kernels.masks import describe
 
 __all__ = [
@@ -287,11 +287,8 @@ def rms_norm_rotary(
 def _implementation(fused: str, *tensors: Tensor | None, row: int = 1) -> ModuleType:
     """Picks the Triton module `fused` where it can compute these tensors and rows of this length; else a plain one."""
     given = [x for x in tensors if x is not None]
-    if not given[0].is_cuda:
-        ok, reason = False, f"the tensors are on {given[0].device.type}"
-    elif not has_triton():
-        ok, reason = False, "triton is not installed"
-    else:
+    ok, reason = False, triton_refusal(given[0].device)
+    if not reason:
         ok, reason = import_module("partsong.kernels.norms_triton").supports(given, row)
     _log_once(fused, ok, reason)
     if ok:

@@ -39,10 +39,6 @@ def supports(tensors: Sequence[Tensor], row: int) -> tuple[bool, str]:
         return False, "an input requires a gradient and it has none (use torch.no_grad())"
     if row > MAX_ROW:
         return False, f"a row is longer than {MAX_ROW}"
-    if torch.version.hip is not None:
-        return False, "it was not tried on ROCm"
-    if torch.cuda.get_device_capability(tensors[0].device) < (8, 0):
-        return False, "it needs compute capability 8.0 or newer"
     return True, "Triton"
 
 

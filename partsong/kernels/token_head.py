@@ -19,7 +19,7 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels import token_head_naive
-from partsong.kernels.call import has_triton
+from partsong.kernels.call import triton_refusal
 from partsong.kernels.masks import describe
 from partsong.kernels.token_head_naive import Draw, Logits
 from partsong.kernels.token_state import TokenState, TokenStats, merge_token_states
@@ -307,14 +307,8 @@ def _choose(rows: Tensor) -> _Scan:
 
 def _triton_fits(rows: Tensor) -> tuple[bool, str]:
     """Whether the Triton kernel can compute these rows, and why (not)."""
-    if not rows.is_cuda or torch.version.hip is not None:
-        return False, f"the tensors are on {rows.device.type}, the kernel is for CUDA"
-    if rows.dtype is torch.float64:
-        return False, "the kernel has no float64"
-    if not has_triton():
-        return False, "triton is not installed"
-    major, minor = torch.cuda.get_device_capability(rows.device)
-    return major >= 8, f"compute capability {major}.{minor}, the kernel wants 8.0"
+    reason = "the kernel has no float64" if rows.dtype is torch.float64 else triton_refusal(rows.device)
+    return not reason, reason or "Triton"
 
 
 @functools.cache

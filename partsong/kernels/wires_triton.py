@@ -179,27 +179,28 @@ def read_few_bits_kernel(
 
 def round_rows(values: Tensor, scales: Tensor, codes: Tensor, most: float) -> None:
     """Rounds contiguous rows `[R, D]` to `codes` of 8 bits, and writes the scale `[R]` of each."""
-    rows, width = values.shape
-    block_d = triton.next_power_of_2(width)
-    block_r = max(TILE // block_d, 1)
+    grid, tile = _rows_of(values)
     with torch.cuda.device_of(values):
-        round_rows_kernel[(triton.cdiv(rows, block_r),)](
-            values, scales, codes, rows,
-            MOST=most, TINY=_TINY, WHOLE=codes.dtype == torch.int8, WIDTH=width, BLOCK_R=block_r, BLOCK_D=block_d,
-        )  # fmt: skip
+        round_rows_kernel[grid](
+            values, scales, codes, len(values), MOST=most, TINY=_TINY, WHOLE=codes.dtype == torch.int8, **tile
+        )
 
 
 def read_rows(scales: Tensor, codes: Tensor) -> Tensor:
     """Returns rows `[R, D]` in float32 from their codes and the scale of each."""
-    rows, width = codes.shape
-    out = torch.empty(rows, width, dtype=torch.float32, device=codes.device)
+    out = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+    grid, tile = _rows_of(codes)
+    with torch.cuda.device_of(codes):
+        read_rows_kernel[grid](scales, codes, out, len(codes), **tile)
+    return out
+
+
+def _rows_of(values: Tensor) -> tuple[tuple[int], dict[str, int]]:
+    """Returns how many tiles `[R, D]` is cut into, and their sizes."""
+    rows, width = values.shape
     block_d = triton.next_power_of_2(width)
     block_r = max(TILE // block_d, 1)
-    with torch.cuda.device_of(codes):
-        read_rows_kernel[(triton.cdiv(rows, block_r),)](
-            scales, codes, out, rows, WIDTH=width, BLOCK_R=block_r, BLOCK_D=block_d
-        )
-    return out
+    return (triton.cdiv(rows, block_r),), {"WIDTH": width, "BLOCK_R": block_r, "BLOCK_D": block_d}
 
 
 def token_and_channel_means(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,6 @@ from PIL import Image
 from pydantic import Field, ValidationError
 from starlette.datastructures import UploadFile
 
-from partsong.errors import PartsongError
 from partsong.serving.addresses import public_url
 from partsong.serving.errors import ApiError, invalid, leaving, shortened
 from partsong.serving.fields import SamplingBody
@@ -97,7 +96,7 @@ async def edits(request: Request) -> Any:
             asked["mask"] = keep_picture(server, await upload.read(), "mask")
             kept.append(asked["mask"])
         job = await _submit(server, model, body, asked)
-    except PartsongError:
+    except BaseException:  # a client or the server may leave while it waits for ranks
         remove_pictures(server, *kept)
         raise
     return await _respond(server, job, body, request, "image_edit")

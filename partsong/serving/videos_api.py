@@ -13,7 +13,6 @@ from fastapi.responses import Response, StreamingResponse
 from PIL import Image
 from pydantic import Field, ValidationError
 
-from partsong.errors import PartsongError
 from partsong.serving.answers.chat_fields import read_fields
 from partsong.serving.errors import ApiError, invalid
 from partsong.serving.expiry import remove_jobs
@@ -68,7 +67,7 @@ async def begin_video(server: Server, body: VideoRequest, **more: Any) -> Job:
 async def _begin_with(server: Server, body: VideoRequest, picture: str, **more: Any) -> Job:
     try:
         return await begin_video(server, body, picture=picture, **more)
-    except PartsongError:
+    except BaseException:  # a client or the server may leave while it waits for ranks
         remove_pictures(server, picture)
         raise
 

@@ -69,8 +69,11 @@ def test_what_triton_leaves_to_the_plain_version() -> None:
     for word, x in given.items():
         assert word in fused.supports([x], 1 << 20)[1]
     for answer, chosen in (((True, ""), "token_norms_triton"), ((False, "it cannot"), "norms_naive")):
-        x = mock.Mock(is_cuda=True)
-        with mock.patch.object(fused, "supports", return_value=answer) as supports:
+        x = mock.Mock(device=torch.device("cuda"))
+        with (
+            mock.patch.object(norms, "triton_refusal", return_value=""),
+            mock.patch.object(fused, "supports", return_value=answer) as supports,
+        ):
             assert norms._implementation("token_norms_triton", x, None, row=7) is load(chosen)
         supports.assert_called_once_with([x], 7)
     assert norms._implementation("norms_triton", X) is load("norms_cpu")

@@ -23,8 +23,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Any:
     def switch(on: bool) -> None:
         from partsong.kernels import wires_triton
 
-        monkeypatch.setattr(wires, "_fused", lambda device: wires_triton if on else None)
-        monkeypatch.setattr(wires, "_casts", lambda dtype, device: dtype == torch.int8)
+        monkeypatch.setattr(wires, "_fused", lambda device, dtype=torch.int8: wires_triton if on else None)
 
     return switch
 

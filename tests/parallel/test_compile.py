@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from partsong import Ulysses
 from partsong.errors import ArgumentTypeError, UnsupportedError
 from partsong.parallel import Mesh, capture, parallelize
+from partsong.parallel.hooks.redirect import compiled_operator
 from partsong.parallel.ranks.launch import launch
 from tests import covering
 from tests.parallel import compile_worker
@@ -18,7 +20,7 @@ from tests.parallel.families import FAMILIES
 #: Generating C++ takes most of the time and adds nothing that strategies could disturb. Code compiled before a plan has
 #: guards to be broken; code compiled under one is new.
 NAMES = list(compile_worker.CASES)[: None if covering.FULL else 1]
-CAPTURED = ["ring", "tensor-parallel"][: None if covering.FULL else 1]
+CAPTURED = ["ring", "tensor-parallel", "lagged-layers"][: None if covering.FULL else 1]
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +45,10 @@ def captured() -> dict[str, list[dict[str, Any]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CAPTURED)
 def test_captured_blocks_pause_at_exchanges_only(captured: dict[str, list[dict[str, Any]]], name: str) -> None:
+    # Projections, norms and rotations inside attention are compiled too: without them it is 99 operators on each rank.
+    assert sum(row["calls"] for row in captured[name]) >= 250
     for row in captured[name]:
         assert row["inside"] <= 1e-5
-        # Projections, norms and rotations inside attention are compiled too: without them it is 99 operators.
-        assert row["calls"] >= 150
         assert row["fused"] > 0, "layers that were changed under the plan are compiled again"
         assert row["breaks"] == row["left"] == 0
 
@@ -58,3 +60,15 @@ def test_graphs_are_refused_without_cuda() -> None:
         capture(plan, graphs=True)
     with pytest.raises(ArgumentTypeError, match="what parallelize.. returned, not FluxTransformer2DModel"):
         capture(model)  # type: ignore[arg-type]
+
+
+def test_what_another_library_had_in_the_operators_place_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *given: calls.append(given))
+    others = functional.scaled_dot_product_attention
+    take_out = compiled_operator()
+    heads = torch.zeros(1, 1, 2, 2)
+    functional.scaled_dot_product_attention(heads, heads, heads)
+    assert len(calls) == 1, "where no plan attends, theirs is called"
+    take_out()
+    assert functional.scaled_dot_product_attention is others

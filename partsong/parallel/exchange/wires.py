@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from partsong.kernels.call import has_triton
+from partsong.kernels.call import triton_refusal
 
 __all__ = [
     "EIGHT_BIT",
@@ -96,7 +96,7 @@ class EightBits:
 
     def encode(self, values: Tensor, last: Tensor | None = None) -> Tensor:
         """Writes the scales, then the rounded values."""
-        if (fused := _fused(values.device)) is not None and (values.numel() and _casts(self.dtype, values.device)):
+        if values.numel() and (fused := _fused(values.device, self.dtype)) is not None:
             message = torch.empty(self.size(tuple(values.shape)), dtype=torch.uint8, device=values.device)
             rows = values.reshape(-1, values.shape[-1])
             fused.round_rows(rows.contiguous(), *self._split(message, values.shape), self._most)
@@ -111,7 +111,7 @@ class EightBits:
     def decode(self, message: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Reads the values."""
         scale, whole = self._split(message, shape)
-        if (fused := _fused(message.device)) is not None and (len(message) and _casts(self.dtype, message.device)):
+        if len(message) and (fused := _fused(message.device, self.dtype)) is not None:
             return fused.read_rows(scale, whole).view(shape)
         values = whole.view(shape).float()
         return values.mul_(scale.view(*shape[:-1], 1).float())
@@ -330,18 +330,14 @@ def message_room(wire: Wire, shape: tuple[int, ...], device: torch.device) -> Te
     return torch.empty(wire.size(shape), dtype=torch.uint8, device=device)
 
 
-def _fused(device: torch.device) -> ModuleType | None:
+@functools.cache
+def _fused(device: torch.device, dtype: torch.dtype = torch.int8) -> ModuleType | None:
     """Returns the kernels that write and read messages where they can run; on a CPU torch's operators do."""
-    if device.type != "cuda" or torch.version.hip is not None or not has_triton():
-        return None
+    if triton_refusal(device) or (dtype != torch.int8 and torch.cuda.get_device_capability(device) < (8, 9)):
+        return None  # older GPUs round to no floating point of 8 bits
     from partsong.kernels import wires_triton
 
     return wires_triton
-
-
-def _casts(dtype: torch.dtype, device: torch.device) -> bool:
-    """Says whether a GPU rounds to a type of 8 bits by itself."""
-    return dtype == torch.int8 or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkabl
 
 import torch
 from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import set_eval_frame
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.hooks.arguments import ArgumentNames, AsCalled
@@ -234,9 +235,21 @@ class AroundHook(CallHook):
         self.run, self.names = run, ArgumentNames(signature)
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Names the arguments and passes the call on."""
-        forward = AsCalled(original_forward(self), self.names, self.names.positions(args))
-        return self.run(forward, self.names.of(args, kwargs))
+        """Names the arguments and passes the call on; of a compiled call only the module's own part is compiled."""
+        compiler = set_eval_frame(None)
+
+        def original(*args: Any, **kwargs: Any) -> Any:
+            set_eval_frame(compiler)
+            try:
+                return original_forward(self)(*args, **kwargs)
+            finally:
+                set_eval_frame(None)
+
+        try:
+            forward = AsCalled(original, self.names, self.names.positions(args))
+            return self.run(forward, self.names.of(args, kwargs))
+        finally:
+            set_eval_frame(compiler)
 
 
 #: Processors whose further calls attend to an image prompt, which every rank has whole.

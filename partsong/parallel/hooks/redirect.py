@@ -64,7 +64,9 @@ class _Mode(TorchFunctionMode):
 
 
 _present: ContextVar[Redirect | None] = ContextVar("partsong_redirect", default=None)
-_lock, _users = threading.Lock(), 0
+_lock = threading.Lock()
+#: How many plans have a function in the operator's place, and what stood there before.
+_users, _before = 0, _OPERATOR
 
 
 def compiled_operator() -> Callable[[], None]:
@@ -72,10 +74,11 @@ def compiled_operator() -> Callable[[], None]:
 
     Where no redirect is present, as in an autoencoder or in another thread, the function calls the operator.
     """
-    global _users
+    global _users, _before
     with _lock:
         _users += 1
         if _users == 1:
+            _before = F.scaled_dot_product_attention
             disable: Any = torch.compiler.disable
             F.scaled_dot_product_attention = disable(_redirected)
     return _take_out
@@ -86,9 +89,9 @@ def _take_out() -> None:
     with _lock:
         _users -= 1
         if _users == 0:
-            F.scaled_dot_product_attention = _OPERATOR
+            F.scaled_dot_product_attention = _before
 
 
 def _redirected(*args: Any, **kwargs: Any) -> Tensor:
     redirect = _present.get()
-    return _OPERATOR(*args, **kwargs) if redirect is None else redirect.take(args, kwargs)
+    return _before(*args, **kwargs) if redirect is None else redirect.take(args, kwargs)

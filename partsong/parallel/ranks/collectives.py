@@ -78,13 +78,14 @@ class Pending:
         """
         if not self._works:
             return
-        active = ledger.active()
-        clock = None if active is None else Stopwatch(self._tensors[0].device if self._tensors else _HOST)
+        clock = None
+        if ledger.active() is not None:
+            clock = Stopwatch(self._tensors[0].device if self._tensors else _HOST)
         with named_range(f"wait for {self.name}"), operation(self.name, self._peers):
             for work in self._works:
                 work.wait()
-        if active is not None and clock is not None:
-            active.count(seconds_waiting=clock.stop())
+        if clock is not None:
+            ledger.count(seconds_waiting=clock.stop())
         note_broken_off("")  # the others have gone on with this rank
         for finish in self._finish:
             finish()

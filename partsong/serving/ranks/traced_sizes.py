@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -121,6 +122,6 @@ def _failure(traced: Any) -> Failure | None:
         return None
     error: BaseException = traced.__cause__ or traced if isinstance(traced, UnsupportedError) else traced
     words = str(error).partition("\n")[0]
-    if isinstance(error, NotImplementedError) or "meta" in words:
-        return None  # it takes values to know
+    if isinstance(error, NotImplementedError) or re.search(r"\b[Mm]eta\b", words):
+        return None  # torch says so where an operator needs values, and shapes cannot tell
     return Failure(words if isinstance(error, ValueError | PartsongError) else "")
