@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Stopwatch", "accelerator", "current", "devices", "forked_random", "is_on_host", "random_state", "set_random_state",
-    "synchronize", "total_memory",
+    "Stopwatch", "accelerator", "current", "devices", "forked_random", "is_on_host", "memory_in_use", "random_state",
+    "set_random_state", "synchronize", "total_memory",
 ]  # fmt: skip
 
 
@@ -114,3 +114,12 @@ def forked_random(device: torch.device) -> Iterator[None]:
     finally:
         torch.set_rng_state(host)
         set_random_state(other, device)
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Returns the bytes that this process holds: of an accelerator's memory, or of the host's on a CPU."""
+    if is_on_host(device):
+        import psutil
+
+        return psutil.Process().memory_info().rss
+    return int(torch.accelerator.memory_allocated(device))

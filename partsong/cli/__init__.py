@@ -33,6 +33,7 @@ from partsong.cli.options import (
     PlannerEval,
     Planning,
     Reasoning,
+    ServeCheck,
     Serving,
     Text,
     Think,
@@ -68,6 +69,7 @@ _COMMANDS: dict[type, tuple[str, str, str]] = {
     Planning: ("plan", "plan", "plan_summary"),
     Calibrating: ("plan", "calibrate", "calibrate_summary"),
     Serving: ("serve", "serve", "summary"),
+    ServeCheck: ("serve_check", "check", "summary"),
     Demo: ("demo", "demo", "summary"),
     Env: ("info", "show_env", "env_summary"),
     List: ("info", "show_list", "list_summary"),
@@ -136,18 +138,31 @@ def parse(args: Sequence[str]) -> Any:
     """Reads arguments into the options of a command, one of the classes in `partsong.cli.options`.
 
     Exits with code 2 and one line on standard error when the arguments cannot be read, with 0 after ``--help``.
+
+    Raises:
+        ArgumentError: a file of options cannot be read.
     """
+    if list(args[:2]) == ["serve", "check"]:
+        args = ["serve check", *args[2:]]  # to the parser it is another command
+    options = _read(args)
+    if isinstance(options, Serving) and options.config is not None:
+        from partsong.cli.config_file import ConfigFile
+
+        options = _read([args[0], *ConfigFile.read(options.config).arguments, *args[1:]])
+    return _cleaned(options.suite if isinstance(options, EvalSuite) else options)
+
+
+def _read(args: Sequence[str]) -> Any:
     complaints = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaints):
-            options = tyro.cli(
+            return tyro.cli(
                 Command,  # type: ignore[arg-type]
                 prog="partsong",
                 description="Sample generative models with many workers at once, and measure what that changes.",
                 args=list(args),
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
             )
-        return _cleaned(options.suite if isinstance(options, EvalSuite) else options)
     except SystemExit as error:
         if error.code in (0, None):
             raise

@@ -9,32 +9,14 @@ import tyro
 
 from partsong.cli.option_types import Common, Count, Path, Positive, Question, Seed, Temperature, Words
 from partsong.cli.planning_options import Calibrating, PlannerEval, Planning
-from partsong.cli.serving_options import Serving
+from partsong.cli.serving_options import ServeCheck, Serving
 from partsong.knobs import Number, Whole
 
 __all__ = [
-    "Asking",
-    "Bench",
-    "Calibrating",
-    "Command",
-    "Decoding",
-    "Demo",
-    "Env",
-    "Eval",
-    "EvalSuite",
-    "Image",
-    "List",
-    "Oracle",
-    "ParallelBench",
-    "PlannerEval",
-    "Planning",
-    "Reasoning",
-    "Sampling",
-    "Serving",
-    "Text",
-    "Think",
-    "Video",
-]
+    "Asking", "Bench", "Calibrating", "Command", "Decoding", "Demo", "Env", "Eval", "EvalSuite", "Image",
+    "List", "Oracle", "ParallelBench", "PlannerEval", "Planning", "Reasoning", "Sampling", "ServeCheck",
+    "Serving", "Text", "Think", "Video",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,6 +376,7 @@ Command = (
     | Annotated[Planning, tyro.conf.subcommand("plan")]
     | Annotated[Calibrating, tyro.conf.subcommand("calibrate")]
     | Annotated[Serving, tyro.conf.subcommand("serve")]
+    | Annotated[ServeCheck, tyro.conf.subcommand("serve check")]
     | Annotated[Env, tyro.conf.subcommand("env")]
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Demo, tyro.conf.subcommand("demo")]

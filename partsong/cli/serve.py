@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from partsong.cli.config_file import ConfigFile
 from partsong.cli.ranks import is_main, num_ranks, refuse_torchrun, under_torchrun
 from partsong.cli.serving_options import Serving
 from partsong.errors import ArgumentError, UnsupportedError
@@ -16,13 +17,9 @@ from partsong.parent import end_with_parent
 
 __all__ = ["serve", "summary"]
 
-#: Minimum length of a key where others can reach the server.
-_LEAST_KEY = 16
-
 
 def serve(options: Serving) -> dict[str, Any]:
     """Serves until it is interrupted; returns nothing to report."""
-    key = _key(options)
     if not options.model and options.upstream is None:
         raise ArgumentError("name a model to serve: --model NAME, or --upstream URL")
     try:
@@ -31,18 +28,19 @@ def serve(options: Serving) -> dict[str, Any]:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UnsupportedError(f"{error}; install partsong[serve]") from error
+    users = _users(options)
     if options.cluster is not None or options.replicas is not None:
         refuse_torchrun("--cluster and --replicas start ranks, and torchrun has started them")
     if under_torchrun():
-        _serve_on_ranks(options, key)
+        _serve_on_ranks(options, users)
         return {}
     from partsong.serving.web import run_server
 
-    run_server(_server(options, key), _web(options))
+    run_server(_server(options, users), _web(options))
     return {}
 
 
-def _serve_on_ranks(options: Serving, key: str | None) -> None:
+def _serve_on_ranks(options: Serving, users: dict[str, Any]) -> None:
     """Serves with the ranks that torchrun started, on one or several machines; the first is also the web server."""
     from partsong.serving.catalog import picture_model, serves_pictures
 
@@ -54,7 +52,7 @@ def _serve_on_ranks(options: Serving, key: str | None) -> None:
     if is_main():
         from partsong.serving.web import run_beside_rank
 
-        run_beside_rank(_server(replace(options, nproc=nproc), key), _web(options))
+        run_beside_rank(_server(replace(options, nproc=nproc), users), _web(options))
         return
     from partsong.serving.ranks.loop import serve_ranks
 
@@ -75,26 +73,33 @@ def summary(result: dict[str, Any]) -> str:
     return ""
 
 
-def _key(options: Serving) -> str | None:
-    """Reads the key.
+def _users(options: Serving) -> dict[str, Any]:
+    """Returns the users by their keys.
 
     Raises:
-        ArgumentError: others could reach the server without one, or it is short or cannot be read.
+        ArgumentError: others could reach the server without a key, or one is short or cannot be read.
     """
+    from partsong.serving.access.user_tables import read_users
+    from partsong.serving.access.users import OPERATOR, check_key
+
+    users: dict[str, Any] = {}
+    if options.config is not None:
+        config = ConfigFile.read(options.config)
+        users = read_users(config.users, config.folder)
     key = os.environ.get("PARTSONG_API_KEY") or None
     if options.key_file is not None:
         try:
-            key = Path(options.key_file).read_text().strip()
+            key = Path(options.key_file).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise ArgumentError(f"--key-file {options.key_file} cannot be read as text: {error}") from error
-    if key is not None and len(key) < _LEAST_KEY:
-        raise ArgumentError(f"the key has {len(key)} characters; use at least {_LEAST_KEY}")
-    if key is None and not _is_own(options.host):
+    if key is not None:
+        users[check_key(key, "the key")] = OPERATOR
+    if not users and not _is_own(options.host):
         raise ArgumentError(
-            f"--host {options.host} lets others reach the server, so it needs a key: give --key-file FILE, or set "
-            "PARTSONG_API_KEY"
+            f"--host {options.host} lets others reach the server, so it needs a key: give --key-file FILE, set "
+            "PARTSONG_API_KEY, or write users into --config FILE"
         )
-    return key
+    return users
 
 
 def _web(options: Serving) -> Any:
@@ -124,7 +129,8 @@ def _is_own(host: str) -> bool:
         return False
 
 
-def _server(options: Serving, key: str | None) -> Any:
+def _server(options: Serving, users: dict[str, Any]) -> Any:
+    from partsong.serving.access.users import Users
     from partsong.serving.catalog import serves_pictures
     from partsong.serving.limits import Limits
     from partsong.serving.served_names import ServedNames
@@ -146,6 +152,7 @@ def _server(options: Serving, key: str | None) -> Any:
         upstream=options.upstream,
         served_names=ServedNames.read(options.served_name),
         folder=_folder(options.folder),
+        outputs=_outputs(options),
         limits=Limits(
             pixels=options.max_pixels,
             frames=options.max_frames,
@@ -153,7 +160,7 @@ def _server(options: Serving, key: str | None) -> Any:
             waiting=options.max_waiting,
             kept_seconds=3600 * options.keep_hours,
         ),
-        key=key,
+        users=Users(users),
     )
     if options.upstream is None:  # what another server has is known once it is asked
         server.served_names.check([model.name for model in models], server.texts)
@@ -219,6 +226,16 @@ def _loras(given: tuple[str, ...]) -> dict[str, Path]:
             raise ArgumentError(f"--lora {text}: write NAME=FILE with a plain name and a file or folder that is there")
         loras[name] = Path(path)
     return loras
+
+
+def _outputs(options: Serving) -> Any:
+    from partsong.serving.operating.outputs import DailyOutputs
+
+    if options.outputs is None:
+        if options.outputs_days is not None:
+            raise ArgumentError("--outputs-days goes with --outputs DIR; give both or neither")
+        return None
+    return DailyOutputs(Path(options.outputs), options.outputs_days)
 
 
 def _folder(given: str | None) -> Path:

@@ -10,7 +10,7 @@ import tyro
 from partsong.cli.option_types import Common, Count, Path, Positive
 from partsong.knobs import Number, Whole
 
-__all__ = ["Serving"]
+__all__ = ["ServeCheck", "Serving"]
 
 _Repeated = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
 
@@ -19,6 +19,9 @@ _Repeated = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
 class Serving(Common):
     """Serve pictures, videos, text and thinking over HTTP, with the endpoints of the OpenAI API and a page."""
 
+    config: Path = None
+    """A TOML file with these options by their names, such as nproc = 2 and model = ["shapes"], and with users. Options
+    of the command line are added to its lists, and stand in for its other values."""
     model: Annotated[_Repeated, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = ()
     """A zoo name, a local folder of diffusers or transformers, or a hub id; repeat it for several. Each has its own
     processes."""
@@ -77,5 +80,23 @@ class Serving(Common):
     """Most frames of one video."""
     max_steps: Positive = 200
     """Most denoising steps of one job."""
+    outputs: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Also keep what is made in this folder, in one folder for each day, with what was asked for as JSON."""
+    outputs_days: Count = None
+    """Days of --outputs that are kept, today included; all if not given."""
     keep_hours: Annotated[float, Number(0.0, above=True), tyro.conf.arg(metavar="HOURS")] = 24.0
     """How long outputs are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeCheck(Common):
+    """Ask a running server whether it is up and its models are ready, as a health probe does; ends with 1 if not."""
+
+    url: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")]
+    """Address of the server, such as http://127.0.0.1:8000."""
+    make: bool = False
+    """Also make a picture of one step, a video of one step or a text of eight tokens with each model."""
+    key_file: Path = None
+    """File with the key to show; if not given, the environment variable PARTSONG_API_KEY holds it, if there is one."""
+    timeout: Annotated[float, Number(0.0, above=True), tyro.conf.arg(metavar="SECONDS")] = 60.0
+    """Seconds for each answer."""

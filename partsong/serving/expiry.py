@@ -6,12 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Protocol
 
 from partsong.errors import OutputError
 from partsong.serving.jobs import Job
 from partsong.serving.journal import JobJournal
+from partsong.serving.operating.outputs import DailyOutputs
 from partsong.serving.services import files_of, pictures_of
 
 __all__ = ["JobKeeper", "remove_jobs", "sweep"]
@@ -28,6 +30,7 @@ class JobKeeper(Protocol):
     jobs: dict[str, Job]
     journal: JobJournal
     unwritten: set[str]
+    outputs: DailyOutputs | None
 
     def write(self, job: Job) -> None:
         """Writes a job to the journal, later if the disk is full."""
@@ -47,6 +50,8 @@ async def sweep(server: JobKeeper) -> None:
                 server.write(server.jobs[name])
         expired = [job for job in server.jobs.values() if job.expires_at is not None and job.expires_at < now]
         await remove_jobs(server, expired)
+        if server.outputs is not None:
+            await asyncio.to_thread(server.outputs.remove_old, date.today())
         await asyncio.sleep(_PERIOD)
 
 

@@ -15,7 +15,8 @@ from PIL import Image
 from pydantic import Field, ValidationError
 from starlette.datastructures import UploadFile
 
-from partsong.serving.addresses import public_url
+from partsong.serving.access.addresses import public_url
+from partsong.serving.access.own_jobs import user_of
 from partsong.serving.errors import ApiError, invalid, leaving, shortened
 from partsong.serving.fields import SamplingBody
 from partsong.serving.files.sent_pictures import keep_picture, remove_pictures
@@ -63,7 +64,7 @@ async def generations(body: ImageRequest, request: Request) -> Any:
     """Makes pictures of a prompt; with `stream`, up to three partial pictures on the way."""
     server: Server = request.app.state.server
     model = server.model(body.model, "image")
-    job = await _submit(server, model, body, body.asked(server.limits, num=body.n, strength=body.strength))
+    job = await _submit(request, model, body, body.asked(server.limits, num=body.n, strength=body.strength))
     return await _respond(server, job, body, request, "image_generation")
 
 
@@ -95,7 +96,7 @@ async def edits(request: Request) -> Any:
         for upload in masks:
             asked["mask"] = keep_picture(server, await upload.read(), "mask")
             kept.append(asked["mask"])
-        job = await _submit(server, model, body, asked)
+        job = await _submit(request, model, body, asked)
     except BaseException:  # a client or the server may leave while it waits for ranks
         remove_pictures(server, *kept)
         raise
@@ -113,9 +114,11 @@ def _check_files(facts: Ready, name: str, pictures: int, masks: int) -> None:
         raise ApiError(400, f"{name} takes no mask", param="mask", code="no_mask")
 
 
-async def _submit(server: Server, model: PictureService, body: ImageRequest, asked: dict[str, Any]) -> Job:
+async def _submit(request: Request, model: PictureService, body: ImageRequest, asked: dict[str, Any]) -> Job:
+    server: Server = request.app.state.server
     deadline = None if body.deadline is None else time.time() + body.deadline
-    job = await server.submit(model, asked, previews=body.partial_images if body.stream else 0, deadline=deadline)
+    previews = body.partial_images if body.stream else 0
+    job = await server.submit(model, asked, user=user_of(request), previews=previews, deadline=deadline)
     idle = [f"{name}={value}" for name in ("quality", "style") if (value := getattr(body, name)) not in _PLAIN]
     if idle:
         job.note = f"{' and '.join(idle)} changes nothing here; num_inference_steps and the prompt do"

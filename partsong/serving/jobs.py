@@ -48,6 +48,7 @@ class Job:
         error: code and message; None without one.
         note: what else a client should know; None for nothing.
         losses: how often its ranks died.
+        user: name of who asked for it; empty for the operator.
     """
 
     id: str
@@ -75,6 +76,7 @@ class Job:
     error: dict[str, str] | None = None
     note: str | None = None
     losses: int = 0
+    user: str = ""
 
     @property
     def has_ended(self) -> bool:
@@ -135,6 +137,7 @@ class Job:
             "psnr_to_serial": self.psnr_to_serial,
             "error": self.error,
             "note": self.note,
+            "user": self.user or None,
         }
 
     def as_record(self) -> dict[str, Any]:

@@ -7,12 +7,14 @@ import base64
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
+from partsong.serving.access.own_jobs import job_of, jobs_of, user_of
 from partsong.serving.errors import ApiError
 from partsong.serving.fields import SamplingBody, page_of
 from partsong.serving.files.growing import growing_file
@@ -52,7 +54,7 @@ async def create(body: JobRequest, request: Request) -> dict[str, Any]:
             raise ApiError(400, f"a picture has no {name}; leave it out", param=name)
     model = server.model(body.model, body.kind)
     asked = body.asked(server.limits, num=body.n, frames=body.num_frames, fps=body.fps)
-    return _shown(server, await server.submit(model, asked, previews=_PREVIEWS))
+    return _shown(server, await server.submit(model, asked, user=user_of(request), previews=_PREVIEWS))
 
 
 @router.get("/v1/jobs")
@@ -61,7 +63,7 @@ async def every(
 ) -> dict[str, Any]:
     """Lists jobs, the newest first."""
     server: Server = request.app.state.server
-    jobs = [job for job in reversed(server.jobs.values()) if status in (None, job.status)]
+    jobs = [job for job in reversed(jobs_of(request)) if status in (None, job.status)]
     shown, has_more = page_of(jobs, after, limit)
     return {"object": "list", "data": [_shown(server, job) for job in shown], "has_more": has_more}
 
@@ -70,7 +72,7 @@ async def every(
 async def one(name: str, request: Request) -> dict[str, Any]:
     """Says where a job stands, with the bytes and the waiting of each rank."""
     server: Server = request.app.state.server
-    return _shown(server, _job(server, name))
+    return _shown(server, job_of(request, name))
 
 
 @router.post("/v1/jobs/{name}/cancel")
@@ -78,7 +80,7 @@ async def one(name: str, request: Request) -> dict[str, Any]:
 async def cancel(name: str, request: Request) -> dict[str, Any]:
     """Cancels a job, whether it waits or runs."""
     server: Server = request.app.state.server
-    job = _job(server, name)
+    job = job_of(request, name)
     await server.drop(job)
     return _shown(server, job)
 
@@ -87,7 +89,7 @@ async def cancel(name: str, request: Request) -> dict[str, Any]:
 async def events(name: str, request: Request) -> StreamingResponse:
     """Streams each change of a job until it has ended; hanging up does not stop the job."""
     server: Server = request.app.state.server
-    events = _events(server, _job(server, name))
+    events = _events(server, job_of(request, name))
     return StreamingResponse(events, media_type="text/event-stream", headers=STREAMED)
 
 
@@ -95,13 +97,15 @@ async def events(name: str, request: Request) -> StreamingResponse:
 async def twin(name: str, request: Request) -> dict[str, Any]:
     """Begins the serial twin of a job: the same call on one rank, with nothing attached."""
     server: Server = request.app.state.server
-    job = _job(server, name)
+    job = job_of(request, name)
     if job.twin_of is not None:
         raise ApiError(400, "this job is a serial twin itself")
     if job.twin in server.jobs:
         return _shown(server, server.jobs[job.twin])
     model = server.model(job.model, job.kind)
-    begun = await server.submit(model, {**job.request, "strategy": SERIAL}, twin_of=job.id, previews=_PREVIEWS)
+    asked = {**job.request, "strategy": SERIAL}
+    owner = replace(user_of(request), name=job.user)
+    begun = await server.submit(model, asked, user=owner, twin_of=job.id, previews=_PREVIEWS)
     job.twin = begun.id
     server.save(job)
     return _shown(server, begun)
@@ -111,7 +115,7 @@ async def twin(name: str, request: Request) -> dict[str, Any]:
 async def difference(name: str, request: Request, index: int = 0) -> Response:
     """Returns where a picture or video differs from its serial twin: black where equal, white where most."""
     server: Server = request.app.state.server
-    job = _job(server, name)
+    job = job_of(request, name)
     other = server.jobs.get(job.twin or job.twin_of or "")
     if other is None or {job.status, other.status} != {"completed"}:
         raise ApiError(409, f"job {name} and its serial twin are not both completed", code="no_twin")
@@ -127,8 +131,9 @@ async def file(name: str, request: Request) -> Response:
     """Returns a picture, or a video that is sent while it is still written."""
     server: Server = request.app.state.server
     path = server.file(name)
-    job = server.jobs.get(path.stem)
-    if _FILE.fullmatch(name) is None or not (path.is_file() or job is not None):
+    job = server.jobs.get(path.stem.partition("-")[0])
+    is_other = job is not None and not user_of(request).sees(job.user)
+    if is_other or _FILE.fullmatch(name) is None or not (path.is_file() or job is not None):
         raise ApiError(404, f"there is no file {name!r}; files are removed after a time", code="not_found")
     if path.suffix == ".mp4" and job is not None and not job.has_ended:
         return StreamingResponse(growing_file(server, job, path), media_type="video/mp4", headers=STREAMED)
@@ -211,10 +216,3 @@ def _model_rows(server: Server) -> list[dict[str, Any]]:
 
 def _shown(server: Server, job: Job) -> dict[str, Any]:
     return job.as_json(server.position(job))
-
-
-def _job(server: Server, name: str) -> Job:
-    job = server.jobs.get(name)
-    if job is None:
-        raise ApiError(404, f"there is no job {name!r}; jobs are forgotten after a time", code="not_found")
-    return job

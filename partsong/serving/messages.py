@@ -72,6 +72,7 @@ class JobWork:
         fps: frames per second of a video.
         deadline: when it should be done, in seconds of `time.time`; None for no hurry.
         previews: how many unfinished pictures to show on the way.
+        user: whose job it is; users have equal shares of the ranks.
         memory: what it needs, which the first rank predicts.
     """
 
@@ -89,6 +90,7 @@ class JobWork:
     fps: float = 16.0
     deadline: float | None = None
     previews: int = 0
+    user: str = ""
     memory: JobMemory = JobMemory()
 
     @property
@@ -167,7 +169,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """Says that all ranks have just answered."""
+    """Says that all ranks have just answered.
+
+    Attributes:
+        memory: bytes that the first rank holds.
+    """
+
+    memory: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ _SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0
 
 
 class Metrics:
-    """Holds the counters of one server; labels are the model and the strategy and nothing that a client writes."""
+    """Holds the counters of one server; labels are models, strategies and users, and nothing that clients write."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
@@ -35,12 +35,28 @@ class Metrics:
         )
         self.steps = Counter("partsong_steps", "Denoising steps made", both, registry=registry)
         self.bytes_sent = Counter("partsong_bytes_sent", "Bytes between ranks", both, registry=registry)
+        self.user_jobs = Counter(
+            "partsong_user_jobs", "Jobs by who asked and how they ended", ("user", "status"), registry=registry
+        )
+        self.user_seconds = Counter(
+            "partsong_user_seconds", "Seconds that ranks worked on jobs", ("user",), registry=registry
+        )
+        self.user_requests = Counter(
+            "partsong_user_requests", "Requests by who sent them", ("user",), registry=registry
+        )
         self.ended = Counter("partsong_requests", "Jobs by how they ended", ("model", "status"), registry=registry)
         self.restarts = Counter("partsong_restarts", "Starts of a replica after its first", model, registry=registry)
 
         what = "Starts of ranks in a row that failed, and the reason of the last; only while a model cannot be started"
         self._failing = Gauge("partsong_starts_failed", what, ("model", "reason"), registry=registry)
         self.replicas = Gauge("partsong_replicas_ready", "Groups of ranks that are ready", model, registry=registry)
+
+    def note_end(self, job: Job) -> None:
+        """Counts a job that has ended."""
+        self.ended.labels(job.model, job.status).inc()
+        if job.user:
+            self.user_jobs.labels(job.user, job.status).inc()
+            self.user_seconds.labels(job.user).inc(job.seconds or 0.0)
 
     def show_failing(self, troubles: Mapping[str, StartTrouble]) -> None:
         """Shows which models cannot be started, by their names, and no others."""

@@ -91,6 +91,7 @@ class Replica:
 
     Attributes:
         facts: what the ranks said of their model when they last became ready; None before.
+        memory: bytes that the first rank held when it last answered.
         trouble: what is known of starts that fail; None where the ranks are up, or are expected to come up.
     """
 
@@ -107,6 +108,7 @@ class Replica:
         self.name, self.nproc = name, nproc
         self.facts: Ready | None = None
         self.trouble: StartTrouble | None = None
+        self.memory = 0
         self._runner, self._on_message, self._on_down = runner, on_message, on_down
         self._loop = asyncio.get_running_loop()
         authkey = os.urandom(32)
@@ -293,7 +295,9 @@ class Replica:
             return
         if isinstance(message, Ready):
             self.facts, self._is_up, self.trouble = message, True, None
-        if not isinstance(message, Pulse):
+        if isinstance(message, Pulse):
+            self.memory = message.memory
+        else:
             self._on_message(self, message)
 
     def _down(self, error: PartsongError, failed: int, next_at: float) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from partsong.errors import DistributedError, OutputError, PartsongError
 from partsong.serving.messages import (
@@ -20,6 +22,7 @@ from partsong.serving.messages import (
     Pulse,
     Ready,
     Recall,
+    Stop,
     Submit,
 )
 from partsong.serving.ranks.settings import ReplicaSettings
@@ -29,6 +32,11 @@ from partsong.serving.runners import RankRunner
 from partsong.serving.services import PictureService
 
 __all__ = ["Replicas"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks at a replica that is restarted.
+_LOOK = 0.1
 
 
 class Replicas:
@@ -62,6 +70,7 @@ class Replicas:
         self._on_message, self._on_lost = on_message, on_lost
         self._roster = Roster(num)
         self._works: dict[str, JobWork] = {}
+        self._restarting = asyncio.Lock()
         self._cancelled: set[str] = set()  # in case the ranks die, or give them back, before they are notified
         self._replicas = [
             Replica(
@@ -101,6 +110,33 @@ class Replicas:
         every = [replica.trouble for replica in self._replicas]
         known = [trouble for trouble in every if trouble is not None]
         return min(known, key=lambda trouble: trouble.next_at) if len(known) == len(every) else None
+
+    def states(self) -> list[dict[str, Any]]:
+        """Returns for each replica whether it is ready, how many jobs it has, and the bytes of its first rank."""
+        return [
+            {"ready": replica.is_ready, "jobs": self._roster.load(number), "memory": replica.memory}
+            for number, replica in enumerate(self._replicas)
+        ]
+
+    async def restart(self) -> None:
+        """Restarts the replicas one after the other, each when its jobs are done; meanwhile the others take all jobs.
+
+        It stops where one does not come up again.
+        """
+        async with self._restarting:
+            for number, replica in enumerate(self._replicas):
+                if number not in self._roster.up:
+                    continue  # it is starting
+                for name in self._roster.rest(number):
+                    replica.send(Recall(name))
+                while self._roster.load(number):
+                    await asyncio.sleep(_LOOK)
+                replica.send(Stop())
+                while number not in self._roster.up:
+                    if replica.trouble is not None:
+                        _log.error("%s is not restarted further: %s", self.name, replica.trouble)
+                        return
+                    await asyncio.sleep(_LOOK)
 
     def submit(self, work: JobWork) -> None:
         """Gives a job to a replica, now or as soon as one is up; a known job stays where it is."""

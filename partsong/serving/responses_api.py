@@ -12,6 +12,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from partsong.errors import PartsongError
+from partsong.serving.access.own_jobs import user_of
+from partsong.serving.access.users import User
 from partsong.serving.answers.chat_fields import read_body
 from partsong.serving.answers.replies import answer_text, begun, reply
 from partsong.serving.answers.response_bodies import OTHER_FIELDS, ResponseBody
@@ -34,9 +36,10 @@ _log = logging.getLogger(__name__)
 async def create(request: Request) -> Response:
     """Answers a text or messages; with `background`, at once, and the answer is fetched later."""
     store: ResponseStore = request.app.state.server.responses
+    user = user_of(request)
 
     async def respond(text: ServedText, strategy: str, fields: dict[str, Any]) -> Response:
-        body = _read(fields, store)
+        body = _read(fields, store, user)
         events = text.run(body.as_request(strategy, text.limits))
         # With one call, its text is the answer.
         form = ResponseForm(
@@ -44,8 +47,8 @@ async def create(request: Request) -> Response:
         )
         if body.background:
             await begun(request, events)
-            return JSONResponse(_answer_later(events, form, store))
-        answer = ResponseReply(form, partial(_keep, store, body))
+            return JSONResponse(_answer_later(events, form, store, user))
+        answer = ResponseReply(form, partial(_keep, store, body, user))
         return await reply(request, events, answer, stream=body.stream, keep_alive=text.limits.keep_alive)
 
     return await answer_text(request, "/responses", respond)
@@ -56,13 +59,13 @@ async def one(name: str, request: Request, stream: bool = False) -> dict[str, An
     """Returns a response, as far as it is."""
     if stream:
         raise ApiError(400, "a response is streamed while it is made, and not again; leave stream out", param="stream")
-    return request.app.state.server.responses.find(name).reply
+    return request.app.state.server.responses.find(name, user_of(request)).reply
 
 
 @router.post("/{name}/cancel")
 async def cancel(name: str, request: Request) -> dict[str, Any]:
     """Stops a response that is answered in the background."""
-    kept: KeptResponse = request.app.state.server.responses.find(name)
+    kept: KeptResponse = request.app.state.server.responses.find(name, user_of(request))
     if kept.task is None:
         raise ApiError(
             400, f"response {name} was not asked for with background=true; hang up to stop one", code="not_background"
@@ -76,12 +79,12 @@ async def cancel(name: str, request: Request) -> dict[str, Any]:
 async def delete(name: str, request: Request) -> dict[str, Any]:
     """Forgets a response, and stops it if it is not done."""
     store: ResponseStore = request.app.state.server.responses
-    store.find(name)
+    store.find(name, user_of(request))
     store.remove(name)
     return {"id": name, "object": "response", "deleted": True}
 
 
-def _read(fields: dict[str, Any], store: ResponseStore) -> ResponseBody:
+def _read(fields: dict[str, Any], store: ResponseStore, user: User) -> ResponseBody:
     """Reads a request, with the turns before it."""
     body = read_body(ResponseBody, fields, OTHER_FIELDS)
     if body.background and (body.stream or not body.store):
@@ -90,21 +93,23 @@ def _read(fields: dict[str, Any], store: ResponseStore) -> ResponseBody:
         )
     if body.previous_response_id is None:
         return body
-    before = store.find(body.previous_response_id, "previous_response_id")
+    before = store.find(body.previous_response_id, user, "previous_response_id")
     if before.reply["status"] not in ("completed", "incomplete"):
         state = f"response {body.previous_response_id} is {before.reply['status']}"
         raise ApiError(400, f"{state}; follow one that has an answer", param="previous_response_id")
     return body.after(before.turns)
 
 
-def _keep(store: ResponseStore, body: ResponseBody, ended: dict[str, Any], text: str) -> None:
+def _keep(store: ResponseStore, body: ResponseBody, user: User, ended: dict[str, Any], text: str) -> None:
     if body.store:
-        store.keep(KeptResponse(reply=ended, turns=(*body.turns, ("assistant", text))))
+        store.keep(KeptResponse(reply=ended, turns=(*body.turns, ("assistant", text)), owner=user.name))
 
 
-def _answer_later(events: AsyncGenerator[TextEvent, None], form: ResponseForm, store: ResponseStore) -> dict[str, Any]:
+def _answer_later(
+    events: AsyncGenerator[TextEvent, None], form: ResponseForm, store: ResponseStore, user: User
+) -> dict[str, Any]:
     """Goes on with an answer in the background; returns the response as it begins."""
-    kept = KeptResponse(reply=form.begun(), turns=form.body.turns)
+    kept = KeptResponse(reply=form.begun(), turns=form.body.turns, owner=user.name)
 
     def note(ended: dict[str, Any], text: str) -> None:
         kept.reply, kept.turns = ended, (*form.body.turns, ("assistant", text))

@@ -50,6 +50,11 @@ class Roster:
         """Counts the jobs of a replica."""
         return sum(place == number for place in self._places.values())
 
+    def rest(self, number: int) -> list[str]:
+        """Gives a replica no further jobs; returns those that wait there."""
+        self.up.discard(number)
+        return [name for name, place in self._places.items() if place == number and name not in self._begun]
+
     def begin(self, name: str) -> None:
         """Notes that a job is running."""
         self._begun.add(name)

@@ -13,34 +13,28 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partsong.errors import OutputError, PartsongError
+from partsong.errors import OutputError
 from partsong.seeds import check_seed
+from partsong.serving.access.users import OPERATOR, User, Users
 from partsong.serving.answers.response_store import ResponseStore
-from partsong.serving.errors import ApiError, as_api_error, leaving
+from partsong.serving.errors import ApiError, leaving
 from partsong.serving.expiry import sweep
-from partsong.serving.files.made_sizes import note_size
+from partsong.serving.job_progress import JobProgress
 from partsong.serving.jobs import Job, Watchers
 from partsong.serving.journal import JobJournal
 from partsong.serving.limits import Limits
 from partsong.serving.messages import (
-    FromRanks,
-    JobCancelled,
-    JobFailed,
-    JobFinished,
-    JobStarted,
-    JobStepped,
     JobWork,
-    Pulse,
-    Ready,
 )
-from partsong.serving.metrics import Metrics, labels_of
+from partsong.serving.metrics import Metrics
+from partsong.serving.operating.chores import Chores
+from partsong.serving.operating.outputs import DailyOutputs
 from partsong.serving.replica import StartTrouble
 from partsong.serving.replicas import Replicas
 from partsong.serving.runners import LOCAL, RankRunner
 from partsong.serving.served_names import ServedNames
-from partsong.serving.services import SERIAL, PictureService, files_of, find_model, work_of
+from partsong.serving.services import SERIAL, PictureService, find_model, work_of
 from partsong.serving.suspects import Suspects
-from partsong.serving.twins import note_difference
 from partsong.serving.waiting_room import WaitingRoom
 
 if TYPE_CHECKING:
@@ -49,10 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["Server"]
 
 _log = logging.getLogger(__name__)
-
-#: How often the ranks of a job may die before it fails: it may be what kills them. After the first time it is made
-#: beside no other job that has lost its ranks, so that such a one takes no others with it.
-_TRIES = 3
 
 
 @dataclass(kw_only=True)
@@ -66,7 +56,7 @@ class Server:
         served_names: further names by which clients may ask for models.
         folder: for files and the journal.
         limits: what one request may ask for.
-        key: that clients must show; None for none.
+        users: who may use it.
         runner: runs the ranks.
         num_replicas: replicas of each model of pictures and videos.
         jobs: by name, the oldest first.
@@ -74,6 +64,7 @@ class Server:
         rooms: where requests wait for them, by the same names.
         watchers: of the jobs.
         metrics: of the server.
+        outputs: further folder of what is made; None for none.
         responses: those of text models that later ones can follow.
         leaves_at: when jobs that still run are left to the next server, by `time.monotonic`; None while it serves.
     """
@@ -84,7 +75,7 @@ class Server:
     served_names: ServedNames = field(default_factory=ServedNames)
     folder: Path
     limits: Limits = field(default_factory=Limits)
-    key: str | None = None
+    users: Users = field(default_factory=Users)
     runner: RankRunner = LOCAL
     num_replicas: int = 1
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -92,6 +83,7 @@ class Server:
     rooms: dict[str, WaitingRoom] = field(default_factory=dict)
     watchers: Watchers = field(default_factory=Watchers)
     metrics: Metrics = field(default_factory=Metrics)
+    outputs: DailyOutputs | None = None
     responses: ResponseStore = field(default_factory=ResponseStore)
 
     leaves_at: float | None = None
@@ -140,9 +132,8 @@ class Server:
 
     async def start(self) -> None:
         """Resumes unfinished jobs, and starts all replicas."""
-        self._stepped: dict[str, float] = {}  # when each running job made its last step
-        self._comparing: dict[str, asyncio.Task[None]] = {}
-        self._suspects: dict[str, Suspects] = {}
+        self._progress = JobProgress(self)
+        self.chores = Chores()
         self.unwritten: set[str] = set()  # jobs whose last change the journal does not know
         self.created = int(time.time())
         for job in self.journal.read():
@@ -150,19 +141,27 @@ class Server:
             if not job.has_ended:
                 self._take_up(job)
         for model in self.models:
-            replicas = Replicas(model, self.runner, self.num_replicas, on_message=self._take, on_lost=self._lost)
+            replicas = Replicas(
+                model, self.runner, self.num_replicas, on_message=self._progress.take, on_lost=self._progress.lost
+            )
             self.replicas[model.name] = replicas
-            self._suspects[model.name] = Suspects(replicas.submit)
+            self._progress.suspects[model.name] = Suspects(replicas.submit)
             self.rooms[model.name] = WaitingRoom(replicas, self.limits, lambda: self.leaves_at is not None)
             self.metrics.replicas.labels(model.name).set_function(partial(attrgetter("num_ready"), replicas))
             replicas.start()
         await self._start_texts()
         self._sweeper = asyncio.create_task(sweep(self))
 
+    def restart(self) -> None:
+        """Begins to restart the ranks of pictures and videos, one replica of a model after the other."""
+        for replicas in self.replicas.values():
+            self.chores.begin(replicas.restart())
+
     async def close(self) -> None:
         """Ends all replicas, after the grace of `leave`; other jobs are resumed by the next server with this folder."""
         await self._finish_running()
         self._sweeper.cancel()
+        self.chores.cancel()
         for task in self._starts.values():
             task.cancel()
         await asyncio.gather(*(each.close() for each in (*self.replicas.values(), *self.texts.values())))
@@ -200,13 +199,20 @@ class Server:
         return find_model(self.models, self.served_names.target(name), kind)
 
     async def submit(
-        self, model: PictureService, request: Mapping[str, Any], *, twin_of: str | None = None, **more: Any
+        self,
+        model: PictureService,
+        request: Mapping[str, Any],
+        *,
+        user: User = OPERATOR,
+        twin_of: str | None = None,
+        **more: Any,
     ) -> Job:
         """Takes a job.
 
         Args:
             model: what makes it.
             request: by the names of `Job.request`.
+            user: who asks.
             twin_of: the job whose serial twin it is.
             **more: fields of `JobWork` that are no part of the request, such as the number of previews.
 
@@ -229,21 +235,26 @@ class Server:
             strategy="+".join(strategies) or SERIAL,
             advice=advice,
             twin_of=twin_of,
+            user=user.name,
         )
         work = work_of(job, self.file, facts.defaults, strategies, **more)
-        self.limits.check_queue(self.jobs.values(), model.name)
+        self._check_room(model, user)
         checked = await room.check(work)
         if checked.error is not None:
             raise checked.error
-        self.limits.check_queue(self.jobs.values(), model.name)  # more jobs have arrived while the ranks were asked
+        self._check_room(model, user)  # more jobs have arrived while the ranks were asked
         job.exactness = checked.kind
         job.steps = int(work.arguments.get("num_inference_steps", 0))
         self._add(job, work)
         return job
 
+    def _check_room(self, model: PictureService, user: User) -> None:
+        self.limits.check_queue(self.jobs.values(), model.name)
+        user.check_jobs(self.jobs.values())
+
     def cancel(self, job: Job) -> None:
         """Drops a job wherever it stands; one that has ended stays as it is."""
-        if not job.has_ended and job.id not in self._comparing:
+        if not job.has_ended and job.id not in self._progress.comparing:
             self.replicas[job.model].cancel(job.id)
 
     async def drop(self, job: Job) -> None:
@@ -281,118 +292,11 @@ class Server:
         self.jobs[job.id] = job
         self.watchers.change(job.id)
         self.replicas[job.model].submit(work)
-        self._count(job.model)
+        self._progress.count(job.model)
 
     def _take_up(self, job: Job) -> None:
         """Restarts a job that the last server left behind."""
         was = "began" if job.status == "in_progress" else "waited for its turn"
         job.begin_anew(f"after the server ended; it {was} then")
         if all(model.name != job.model for model in self.models):
-            self._end(job, "failed", code="model_gone", message=f"{job.model} is not served any more")
-
-    def _take(self, replicas: Replicas, message: FromRanks) -> None:
-        """Notes what the ranks of a replica say."""
-        if isinstance(message, Ready):
-            self._model_ready(replicas, message)
-            self.rooms[replicas.name].note()
-            return
-        job = None if isinstance(message, Pulse) else self.jobs.get(message.id)
-        if job is None or job.has_ended:
-            return
-        if isinstance(message, JobStarted):
-            job.status, job.started_at = "in_progress", time.time()
-            self.metrics.queued.labels(job.model).observe(job.started_at - job.created_at)
-            self.save(job)
-        elif isinstance(message, JobStepped):
-            self._step(job, message)
-            return  # by far the most frequent message, and no job begins or ends with one
-        elif isinstance(message, JobFinished):
-            self._finish(job, message)
-        elif isinstance(message, JobFailed):
-            is_request = as_api_error(message.error).status == 400
-            is_full = isinstance(message.error, OutputError)
-            code = "refused" if is_request else "no_room" if is_full else "server_error"
-            self._end(job, "failed", code=code, message=str(message.error))
-        elif isinstance(message, JobCancelled):
-            self._end(job, "cancelled")
-        self._count(job.model)
-
-    def _step(self, job: Job, message: JobStepped) -> None:
-        now, labels = time.monotonic(), labels_of(job)
-        self.metrics.steps.labels(*labels).inc(max(0, message.step - job.step))
-        if job.id in self._stepped:
-            self.metrics.step_seconds.labels(*labels).observe(now - self._stepped[job.id])
-        self._stepped[job.id] = now
-        job.step, job.steps, job.spent = message.step, message.steps or job.steps, message.spent or job.spent
-        if job.kind == "video" and not job.files and self.file(f"{job.id}.mp4").is_file():
-            job.files = (f"{job.id}.mp4",)  # its first frames can be played while later ones are made
-        if message.previews:
-            self.watchers.show(job.id, message.step, message.previews)
-        self.watchers.change(job.id)
-
-    def _finish(self, job: Job, message: JobFinished) -> None:
-        job.spent, job.seconds = message.spent, message.seconds
-        job.files = files_of(job)
-        note_size(job, self.file(job.files[0]))
-        sent = sum(spent.bytes_sent for spent in message.spent)
-        self.metrics.bytes_sent.labels(*labels_of(job)).inc(sent)
-        other = self.jobs.get(job.twin_of or job.twin or "")
-        if other is None or other.status != "completed":
-            self._complete(job)
-        else:
-            self._comparing[job.id] = asyncio.create_task(self._compare(job, other))
-
-    async def _compare(self, job: Job, other: Job) -> None:
-        """Compares a job with its serial twin, or a twin with its job, before anybody is notified that it is done."""
-        await note_difference(job, other, self.file)
-        self.save(other)
-        self._comparing.pop(job.id)
-        self._complete(job)
-
-    def _complete(self, job: Job) -> None:
-        self._end(job, "completed")
-        self.metrics.seconds.labels(*labels_of(job)).observe(time.time() - job.created_at)
-        self._count(job.model)
-
-    def _end(self, job: Job, status: Any, *, code: str = "", message: str = "") -> None:
-        now = time.time()
-        job.status, job.completed_at, job.expires_at = status, now, now + self.limits.kept_seconds
-        job.error = {"code": code, "message": message} if message else None
-        self._stepped.pop(job.id, None)
-        self.metrics.ended.labels(job.model, status).inc()
-        self.write(job)
-        self.watchers.forget(job.id)
-        if job.losses and job.model in self._suspects:
-            self._suspects[job.model].end(job.id)
-            self._suspects[job.model].try_next()
-
-    def _model_ready(self, replicas: Replicas, facts: Ready) -> None:
-        """Submits what the last server left behind; describing those jobs takes facts that only the ranks know."""
-        for job in list(self.jobs.values()):
-            is_suspect = self._suspects[replicas.name].holds(job.id)
-            if job.model == replicas.name and job.status == "queued" and not is_suspect:
-                strategies = () if job.strategy == SERIAL else tuple(job.strategy.split("+"))
-                replicas.submit(work_of(job, self.file, facts.defaults, strategies))
-
-    def _lost(self, replicas: Replicas, begun: Mapping[str, JobWork], error: PartsongError) -> None:
-        """Restarts the jobs of ranks that died where other ranks can make them, and fails them elsewhere."""
-        self.metrics.restarts.labels(replicas.name).inc()
-        for job, work in [(self.jobs[name], work) for name, work in begun.items()]:
-            job.losses += 1
-            if job.losses < _TRIES:
-                job.begin_anew(f"after the ranks that made it ended: {error}")
-                self._stepped.pop(job.id, None)
-                for path in work.out:  # part of a video
-                    path.unlink(missing_ok=True)
-                self.save(job)
-                self._suspects[replicas.name].add(work)
-            else:
-                self._end(job, "failed", code="ranks_ended", message=str(error))
-        self.rooms[replicas.name].note()
-        self._suspects[replicas.name].try_next()
-        self._count(replicas.name)
-
-    def _count(self, name: str) -> None:
-        states = [job.status for job in self.jobs.values() if job.model == name]
-        self.metrics.running.labels(name).set(states.count("in_progress"))
-        self.metrics.waiting.labels(name).set(states.count("queued"))
+            self._progress.end(job, "failed", code="model_gone", message=f"{job.model} is not served any more")

@@ -116,6 +116,7 @@ def work_of(
         lora=request.get("lora"),
         out=tuple(map(file, names_out)),
         num_frames=request.get("num_frames"),
+        user=job.user,
         fps=request.get("fps") or 16.0,
         pictures=tuple(map(file, pictures_of(job))),
         mask=None if request.get("mask") is None else file(request["mask"]),

@@ -13,6 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from PIL import Image
 from pydantic import Field, ValidationError
 
+from partsong.serving.access.own_jobs import job_of, jobs_of, user_of
 from partsong.serving.answers.chat_fields import read_fields
 from partsong.serving.errors import ApiError, invalid
 from partsong.serving.expiry import remove_jobs
@@ -48,27 +49,29 @@ async def create(request: Request) -> dict[str, Any]:
     except ValidationError as error:
         raise invalid(error.errors()[0]) from None
     if given is None:
-        return as_video(server, await begin_video(server, body))
+        return as_video(server, await begin_video(request, body))
     model = server.model(body.model, "video")
     if not (await server.rooms[model.name].facts()).takes_picture:
         message = f"{model.name} makes videos of text alone; leave input_reference out"
         raise ApiError(400, message, param="input_reference", code="no_picture")
     picture = keep_picture(server, await read_reference(given), "input_reference")
-    return as_video(server, await _begin_with(server, body, picture))
+    return as_video(server, await _begin_with(request, body, picture))
 
 
-async def begin_video(server: Server, body: VideoRequest, **more: Any) -> Job:
+async def begin_video(request: Request, body: VideoRequest, **more: Any) -> Job:
     """Submits a video; see `Server.submit`."""
+    server: Server = request.app.state.server
     model = server.model(body.model, "video")
     frames = body.num_frames or (None if body.seconds is None else max(1, round(body.seconds * body.fps)))
-    return await server.submit(model, body.asked(server.limits, frames=frames, fps=body.fps, **more))
+    asked = body.asked(server.limits, frames=frames, fps=body.fps, **more)
+    return await server.submit(model, asked, user=user_of(request))
 
 
-async def _begin_with(server: Server, body: VideoRequest, picture: str, **more: Any) -> Job:
+async def _begin_with(request: Request, body: VideoRequest, picture: str, **more: Any) -> Job:
     try:
-        return await begin_video(server, body, picture=picture, **more)
+        return await begin_video(request, body, picture=picture, **more)
     except BaseException:  # a client or the server may leave while it waits for ranks
-        remove_pictures(server, picture)
+        remove_pictures(request.app.state.server, picture)
         raise
 
 
@@ -78,7 +81,7 @@ async def every(
 ) -> dict[str, Any]:
     """Lists videos."""
     server: Server = request.app.state.server
-    jobs = [job for job in server.jobs.values() if job.kind == "video"]
+    jobs = [job for job in jobs_of(request) if job.kind == "video"]
     jobs = jobs if order == "asc" else jobs[::-1]
     shown, has_more = page_of(jobs, after, limit)
     data = [as_video(server, job) for job in shown]
@@ -91,14 +94,14 @@ async def one(name: str, request: Request, response: Response) -> dict[str, Any]
     """Returns the state of a video."""
     server: Server = request.app.state.server
     response.headers["openai-poll-after-ms"] = "500"
-    return as_video(server, _video(server, name))
+    return as_video(server, job_of(request, name, "video"))
 
 
 @router.delete("/{name}")
 async def delete(name: str, request: Request) -> dict[str, Any]:
     """Stops a video if it is not done, and removes it."""
     server: Server = request.app.state.server
-    job = _video(server, name)
+    job = job_of(request, name, "video")
     await server.drop(job)
     await remove_jobs(server, [job])
     return {"id": name, "object": "video.deleted", "deleted": True}
@@ -108,7 +111,7 @@ async def delete(name: str, request: Request) -> dict[str, Any]:
 async def remix(name: str, request: Request) -> dict[str, Any]:
     """Begins a video with the settings of another one and a new prompt."""
     server: Server = request.app.state.server
-    job = _video(server, name)
+    job = job_of(request, name, "video")
     fields = await _json(request)
     if set(fields) != {"prompt"} or not isinstance(fields["prompt"], str):
         raise ApiError(400, "a remix takes a prompt and nothing else", param="prompt")
@@ -116,8 +119,8 @@ async def remix(name: str, request: Request) -> dict[str, Any]:
     size = job.as_json()["size"]
     body = VideoRequest.model_validate({**before, "model": job.model, "size": size, "prompt": fields["prompt"]})
     if (picture := job.request.get("picture")) is None:
-        return as_video(server, await begin_video(server, body, remixed_from=name))
-    return as_video(server, await _begin_with(server, body, copy_picture(server, picture), remixed_from=name))
+        return as_video(server, await begin_video(request, body, remixed_from=name))
+    return as_video(server, await _begin_with(request, body, copy_picture(server, picture), remixed_from=name))
 
 
 @router.get("/{name}/content")
@@ -126,7 +129,7 @@ async def content(
 ) -> Response:
     """Returns the file of a video, sent while it is still written; or its first frame."""
     server: Server = request.app.state.server
-    job = _video(server, name)
+    job = job_of(request, name, "video")
     path = server.file(f"{job.id}.mp4")
     if variant != "video":
         return await asyncio.to_thread(_still, job, path, variant)
@@ -150,13 +153,6 @@ def as_video(server: Server, job: Job) -> dict[str, Any]:
         "remixed_from_video_id": job.request.get("remixed_from"),
         "partsong": whole,
     }
-
-
-def _video(server: Server, name: str) -> Job:
-    job = server.jobs.get(name)
-    if job is None or job.kind != "video":
-        raise ApiError(404, f"there is no video {name!r}", code="not_found")
-    return job
 
 
 def _still(job: Job, path: Path, variant: str) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -22,8 +23,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from partsong.errors import OutputError
+from partsong.serving.access.gate import ACCESS
 from partsong.serving.app import build_app
-from partsong.serving.gate import ACCESS
 from partsong.serving.ranks.settings import ReplicaSettings
 from partsong.serving.runners import RankRunner
 from partsong.serving.server import Server
@@ -116,6 +117,12 @@ class _Web(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, server: Server, grace: float) -> None:
         super().__init__(config)
         self._jobs, self._grace = server, grace
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Also restarts the ranks on SIGHUP, where signals can be heard."""
+        await super().startup(sockets)
+        with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError, ValueError):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._jobs.restart)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._jobs.leave(0.0 if self.should_exit else self._grace)

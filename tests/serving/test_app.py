@@ -14,7 +14,8 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from partsong.serving.addresses import public_url
+from partsong.serving.access.addresses import public_url
+from partsong.serving.access.users import OPERATOR, Users
 from partsong.serving.app import build_app, endpoints
 from partsong.serving.errors import ApiError
 from partsong.serving.fields import SamplingBody
@@ -23,6 +24,7 @@ from partsong.serving.server import Server
 from tests.serving.running import refused
 
 KEY = "a key that is long enough"
+KEYED = Users({KEY: OPERATOR})
 
 
 def _ask(server: Server, method: str, path: str, base: str = "http://localhost", **more: Any) -> httpx.Response:
@@ -40,7 +42,7 @@ def _server(tmp_path: Path, **more: Any) -> Server:
 
 @pytest.mark.parametrize("given", [None, "Bearer", "Bearer wrong", f"Basic {KEY}", f"Bearer {KEY}x"])
 def test_without_the_key_nothing_but_the_page_answers(tmp_path: Path, given: str | None) -> None:
-    server = _server(tmp_path, key=KEY)
+    server = _server(tmp_path, users=KEYED)
     headers = {} if given is None else {"Authorization": given}
     for path in ("/v1/models", "/v1/jobs", "/metrics", "/v1/files/image_1-0.png", "/v1/support"):
         reply = _ask(server, "GET", path, headers=headers)
@@ -57,7 +59,7 @@ def test_every_endpoint_is_asked_by_a_test() -> None:
 
 
 def test_with_the_key_it_answers(tmp_path: Path) -> None:
-    reply = _ask(_server(tmp_path, key=KEY), "GET", "/v1/models", headers={"Authorization": f"Bearer {KEY}"})
+    reply = _ask(_server(tmp_path, users=KEYED), "GET", "/v1/models", headers={"Authorization": f"Bearer {KEY}"})
     assert reply.json() == {"object": "list", "data": []}
 
 
@@ -69,7 +71,7 @@ def test_no_other_site_may_read_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["attacker.example", "attacker.example:8000", "127.0.0.1.attacker.example", ""])
 def test_without_a_key_only_names_of_this_machine_are_answered(tmp_path: Path, name: str) -> None:
     assert _ask(_server(tmp_path), "GET", "/health", headers={"Host": name}).status_code == 403
-    assert _ask(_server(tmp_path, key=KEY), "GET", "/health", headers={"Host": name}).status_code == 200
+    assert _ask(_server(tmp_path, users=KEYED), "GET", "/health", headers={"Host": name}).status_code == 200
 
 
 @pytest.mark.parametrize("base", ["http://127.0.0.1:8000", "http://[::1]:8000", "http://localhost"])
@@ -255,7 +257,7 @@ def test_an_error_repeats_no_megabytes(tmp_path: Path, path: str, body: dict[str
 def test_below_the_path_of_a_proxy_all_is_as_without(tmp_path: Path) -> None:
     async def ask(path: str, headers: dict[str, str]) -> httpx.Response:
         # As uvicorn passes them on: the path that the proxy took away stands before the rest again.
-        transport = httpx.ASGITransport(build_app(_server(tmp_path, key=KEY)), root_path="/pictures")
+        transport = httpx.ASGITransport(build_app(_server(tmp_path, users=KEYED)), root_path="/pictures")
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get(f"/pictures{path}", headers=headers)
 

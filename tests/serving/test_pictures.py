@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from partsong import zoo
+from partsong.cli.serve_check import check
+from partsong.cli.serving_options import ServeCheck
 from partsong.seeds import generators
 from tests.integrations.comfy_stub import pack_beside
 from tests.serving.running import RunningServer, pixels, running
@@ -319,6 +321,15 @@ def _events(server: RunningServer, name: str) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.full
+def test_a_health_probe_has_every_model_make_something(server: RunningServer) -> None:
+    result = check(ServeCheck(url=server.url, make=True))
+    checks = {row["check"]: row["answer"] for row in result["checks"]}
+    assert (checks["health"], checks["ready"]) == ("ok", "yes")
+    assert {name: answer for name, answer in checks.items() if " " in name} == {
+        f"{model['kind']} {model['id']}": "made" for model in server.json("/v1/models")["data"]
+    }
+
+
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     """Ends a server politely; its ranks end too, and its folder can be used again at once."""
     with running(tmp_path, "--model", "shapes", "--nproc", "2") as server:

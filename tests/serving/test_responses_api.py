@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from partsong.errors import ArgumentError
+from partsong.serving.access.users import OPERATOR
 from partsong.serving.answers.response_store import KeptResponse, ResponseStore
 from partsong.serving.errors import ApiError
 from partsong.serving.served_names import ServedNames
@@ -213,8 +214,8 @@ def test_the_oldest_responses_are_forgotten() -> None:
         store.keep(KeptResponse(reply={"id": name}, turns=(("user", text),)))
     for name in "abcd":
         with pytest.raises(ApiError, match="no response"):
-            store.find(name)
-    assert store.find("e").size == 8
+            store.find(name, OPERATOR)
+    assert store.find("e", OPERATOR).size == 8
 
 
 def test_other_names_stand_for_models() -> None:

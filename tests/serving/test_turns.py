@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from partsong.serving.turns import Standing, charge, choose, entry_time
+from partsong.serving.turns import Shares, Standing, choose, entry_time
 
 
 def test_calls_that_look_alike_go_together_and_others_wait() -> None:
@@ -40,8 +40,37 @@ def test_a_newcomer_does_not_overtake_for_ever() -> None:
 
 def test_the_cost_of_a_shared_step_is_shared() -> None:
     pair = [Standing("a", 0, used=3.0), Standing("b", 1)]
-    charge(pair, 2.0)
+    shares = Shares()
+    shares.charge(pair, 2.0)
     assert [each.used for each in pair] == [4.0, 1.0]
+    assert shares.used == {"": 2.0}
+
+
+def test_a_user_with_many_jobs_gets_no_more_than_one_with_few() -> None:
+    """Simulates a minute of one user with twelve jobs of any length, and of another with one at a time."""
+    shares, active = Shares(), [Standing(f"many{place}", place, shape=place, user="many") for place in range(12)]
+    spent = {"many": 0.0, "few": 0.0}
+    for user in spent:
+        shares.arrive(user, spent)
+    active.append(Standing("few", 12, shape=99, user="few"))
+    for turn in range(600):
+        (name,) = choose(active, max_rows=1, now=0.0, used=shares.used)
+        standing = next(each for each in active if each.id == name)
+        shares.charge([standing], 0.1)
+        spent[standing.user] += 0.1
+        if turn % 20 == 0:  # a job of theirs is done, and the next one comes
+            active = [each for each in active if each.user != "few"]
+            active.append(Standing("few", 100 + turn, used=entry_time(active), shape=99, user="few"))
+    assert abs(spent["many"] - spent["few"]) <= 0.2
+
+
+def test_who_comes_back_has_saved_nothing_up() -> None:
+    shares = Shares()
+    shares.add("worker", 100.0)
+    shares.arrive("guest", {"worker"})
+    assert shares.used["guest"] == 100.0
+    shares.arrive("worker", set())
+    assert shares.used["worker"] == 100.0
 
 
 def test_no_size_waits_more_than_twice_its_fair_share() -> None:
@@ -64,7 +93,7 @@ def test_no_size_waits_more_than_twice_its_fair_share() -> None:
             continue
         step = seconds[active[chosen[0]].shape] * (1 + 0.3 * (len(chosen) - 1))  # type: ignore[index]
         elapsed += step
-        charge([active[name] for name in chosen], step)
+        Shares().charge([active[name] for name in chosen], step)
         for name in chosen:
             # Between two steps of a job every other size may have had one step, and the slowest of these twice.
             assert elapsed - served[name] <= 2 * len(active) * max(seconds.values()) * 3.1

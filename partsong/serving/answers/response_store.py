@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from partsong.serving.access.users import User
 from partsong.serving.errors import ApiError, shortened
 
 __all__ = ["KeptResponse", "ResponseStore"]
@@ -18,11 +19,13 @@ class KeptResponse:
     Attributes:
         reply: it, as clients read it.
         turns: role and text of the messages so far, its own answer included once it is there.
+        owner: name of the user whose it is.
         task: answers it in the background; None elsewhere.
     """
 
     reply: dict[str, Any]
     turns: tuple[tuple[str, str], ...]
+    owner: str = ""
     task: asyncio.Task[None] | None = None
 
     @property
@@ -53,17 +56,18 @@ class ResponseStore:
             size -= self._kept[name].size
             self.remove(name)
 
-    def find(self, name: str, param: str | None = None) -> KeptResponse:
+    def find(self, name: str, user: User, param: str | None = None) -> KeptResponse:
         """Returns a response.
 
         Args:
             name: of the response.
+            user: who asks for it.
             param: the field of the request that names it, for the error.
 
         Raises:
-            ApiError: it is not kept.
+            ApiError: it is not kept, or is another user's.
         """
-        if name not in self._kept:
+        if name not in self._kept or not user.sees(self._kept[name].owner):
             message = f"there is no response {shortened(name)}; this server keeps the last {self._most} until it ends"
             raise ApiError(
                 400 if param else 404,

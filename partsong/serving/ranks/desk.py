@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from partsong.serving.messages import Cancel, JobCancelled, JobReturned, JobWork, Recall, Stop, Submit
 from partsong.serving.ranks.orders import Orders
-from partsong.serving.turns import Standing, charge, choose, entry_time
+from partsong.serving.turns import Shares, Standing, choose, entry_time
 
 __all__ = ["Desk"]
 
@@ -25,7 +25,8 @@ class Desk:
 
     Jobs whose strategies keep nothing between steps take turns, as many at once as fit into memory by what the planner
     predicts, all under one setting of the model. Any other job runs by itself, from start to end. When the running jobs
-    are done, the oldest job in the queue decides the next setting of the model.
+    are done, the next job in the queue decides the next setting of the model. In the queue users take turns, each with
+    the oldest of their jobs.
 
     Args:
         can_join: says whether jobs of some strategies can take turns.
@@ -34,7 +35,7 @@ class Desk:
         room: bytes that a rank may take; None for no bound.
 
     Attributes:
-        waiting: jobs that have not begun, the oldest first.
+        waiting: jobs that have not begun, by arrival.
         standings: places in the order, of the jobs that take turns.
     """
 
@@ -45,6 +46,7 @@ class Desk:
         self.standings: dict[str, Standing] = {}
         self._can_join, self._max_rows, self._max_active = can_join, max_rows, max_active
         self._room = room
+        self._shares = Shares()
         self._setting: _Setting | None = None
         self._arrivals = itertools.count()
         self._since: dict[str, tuple[int, float]] = {}
@@ -66,6 +68,9 @@ class Desk:
                 self._known[message.work.id] = None
                 if len(self._known) > _REMEMBERED:
                     self._known.pop(next(iter(self._known)))
+                present = {each.user for each in (*self.waiting, *self.standings.values())}
+                if message.work.user not in present:
+                    self._shares.arrive(message.work.user, present)
                 self.waiting.append(message.work)
                 self._since[message.work.id] = next(self._arrivals), time.monotonic()
         elif any(work.id == message.id for work in self.waiting):
@@ -86,13 +91,15 @@ class Desk:
         dropped, self._dropped = tuple(self._dropped), []
         for name in dropped:
             self.forget(name)
-        if not self.standings and self.waiting and not self._can_join(self.waiting[0].strategies):
-            work = self.waiting.pop(0)
-            self._since.pop(work.id)
+        queue = self._shares.order(self.waiting, self.standings.values())
+        if not self.standings and queue and not self._can_join(queue[0].strategies):
+            self.waiting.remove(queue[0])
+            self._since.pop(queue[0].id)
             self._setting = None
-            return Orders(dropped=dropped, whole=work)
-        setting, begun = self._admit()
-        chosen = choose([each for each in self.standings.values() if each.shape], max_rows=self._max_rows, now=_now())
+            return Orders(dropped=dropped, whole=queue[0])
+        setting, begun = self._admit(queue)
+        steppers = [each for each in self.standings.values() if each.shape]
+        chosen = choose(steppers, max_rows=self._max_rows, now=time.time(), used=self._shares.used)
         return Orders(dropped=dropped, setting=setting, begun=begun, steps=tuple(chosen))
 
     def forget(self, name: str) -> None:
@@ -103,17 +110,19 @@ class Desk:
         """Notes that the model's setting is unknown and has to be made again."""
         self._setting = None
 
-    def charge(self, names: tuple[str, ...], seconds: float) -> None:
-        """Notes that some jobs shared a step."""
-        charge([self.standings[name] for name in names if name in self.standings], seconds)
+    def charge(self, orders: Orders, seconds: float) -> None:
+        """Notes how long orders took."""
+        if orders.whole is not None:
+            self._shares.add(orders.whole.user, seconds)
+        self._shares.charge([self.standings[name] for name in orders.steps if name in self.standings], seconds)
 
-    def _admit(self) -> tuple[_Setting | None, tuple[JobWork, ...]]:
+    def _admit(self, queue: list[JobWork]) -> tuple[_Setting | None, tuple[JobWork, ...]]:
         """Lets jobs in; returns the setting if it changes, and the jobs."""
         changed = None
-        if not self.standings and self.waiting and self.waiting[0].setting != self._setting:
-            changed = self._setting = self.waiting[0].setting
+        if not self.standings and queue and queue[0].setting != self._setting:
+            changed = self._setting = queue[0].setting
         begun: list[JobWork] = []
-        for work in list(self.waiting):
+        for work in queue:
             if len(self.standings) >= self._max_active:
                 break
             if work.setting != self._setting or not self._fits(work):
@@ -123,7 +132,9 @@ class Desk:
             arrived, _ = self._since.pop(work.id)
             used = entry_time(list(self.standings.values()))
             needs = work.memory.working
-            self.standings[work.id] = Standing(work.id, arrived, deadline=work.deadline, used=used, memory=needs)
+            self.standings[work.id] = Standing(
+                work.id, arrived, deadline=work.deadline, used=used, memory=needs, user=work.user
+            )
             self.waiting.remove(work)
             begun.append(work)
         return changed, tuple(begun)
@@ -133,7 +144,3 @@ class Desk:
         if self._room is None or not self.standings:
             return True
         return work.memory.total + sum(each.memory for each in self.standings.values()) <= self._room
-
-
-def _now() -> float:
-    return time.time()

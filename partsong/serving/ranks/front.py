@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 
+from partsong.accelerator import memory_in_use
 from partsong.parallel import Mesh
 from partsong.samplers.registry import parse_strategy
 from partsong.serving.messages import (
@@ -81,7 +82,7 @@ class Front:
         self._desk = Desk(join, max_rows=settings.max_rows, max_active=settings.max_active, room=room)
         self._colours = _colours(model)
         self._accounts: dict[str, _Account] = {}
-        self._ranks = mesh.world_size
+        self._ranks, self._device = mesh.world_size, mesh.device
         self._office.send(description(settings, model, mesh))
 
     def orders(self) -> Orders:
@@ -108,7 +109,7 @@ class Front:
 
     def tell(self, orders: Orders, outcome: TurnOutcome) -> None:
         """Reports the outcome of orders to the server, and notes it for the next ones."""
-        self._desk.charge(orders.steps, outcome.seconds)
+        self._desk.charge(orders, outcome.seconds)
         for name in outcome.dropped:
             self._office.send(JobCancelled(name))
         for name, error in outcome.failed.items():
@@ -140,7 +141,7 @@ class Front:
             standing.remaining = outcome.seconds * (job.steps - job.step)
         for name in outcome.stepped:
             self._tell_step(self._floor.jobs[name])
-        self._office.send(Pulse())
+        self._office.send(Pulse(memory_in_use(self._device)))
 
     def _tell_step(self, job: PausedJob) -> None:
         previews: tuple[bytes, ...] = ()

@@ -1,9 +1,8 @@
-"""Lets in requests that show the key, come from this site, are small enough and arrive in time, and logs them."""
+"""Lets in requests that show a key, come from this site, are small enough and arrive in time, and logs them."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import ipaddress
 import json
 import logging
@@ -11,12 +10,14 @@ import re
 import secrets
 import time
 import zlib
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from partsong.serving.addresses import path_of
+from partsong.serving.access.addresses import path_of
+from partsong.serving.access.users import OPERATOR, User
 from partsong.serving.errors import ApiError
 from partsong.serving.server import Server
 
@@ -37,12 +38,13 @@ class Gate:
 
     Args:
         app: the application that it guards.
-        server: holds the key and the limits.
+        server: knows its users and limits.
         open_paths: what anybody may see without a key.
     """
 
     def __init__(self, app: ASGIApp, server: Server, open_paths: Collection[str]) -> None:
         self.app, self.server, self._open = app, server, open_paths
+        self._answered: Counter[str] = Counter()  # requests of each user that are answered now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request; see ASGI."""
@@ -50,28 +52,39 @@ class Gate:
             await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        answer = _Answer(scope, headers, send)
+        user = self._user(path_of(scope), headers)
+        answer = _Answer(scope, headers, send, user)
         try:
-            error = self._refusal(scope, headers)
-            if error is not None:
+            if (error := self._refusal(headers, user)) is not None:
                 await _refuse(answer.send, error)
                 return
-            limits = self.server.limits
-            body = _Body(receive, limits.body, limits.body_seconds, headers.get(b"content-encoding", b""))
-            await self.app({**scope, "method": answer.method}, body.receive, body.instead(answer.send))
+            assert user is not None, "who shows no key is refused"
+            self._answered[user.name] += 1
+            try:
+                limits = self.server.limits
+                body = _Body(receive, limits.body, limits.body_seconds, headers.get(b"content-encoding", b""))
+                inner = {**scope, "method": answer.method, "state": {**scope.get("state", {}), "user": user}}
+                await self.app(inner, body.receive, body.instead(answer.send))
+            finally:
+                self._answered[user.name] -= 1
         finally:
             answer.log()
+            if user is not None and user.name:
+                self.server.metrics.user_requests.labels(user.name).inc()
 
-    def _refusal(self, scope: Scope, headers: _Headers) -> ApiError | None:
+    def _refusal(self, headers: _Headers, user: User | None) -> ApiError | None:
         """Says why a request is not let in; None where it is."""
         host = headers.get(b"host")
-        if self.server.key is None and not _is_here(host):
+        if self.server.users.is_open and not _is_here(host):
             # Without a key, a name that another site points to this machine would open the server to that site.
             return ApiError(403, "without a key this server answers to names of its own machine only")
-        if self.server.key is None and (error := _of_another_site(headers)) is not None:
+        if self.server.users.is_open and (error := _of_another_site(headers)) is not None:
             return error
-        if not self._has_key(path_of(scope), headers):
+        if user is None:
             return ApiError(401, "show the key of this server as Authorization: Bearer KEY")
+        if user.requests is not None and self._answered[user.name] >= user.requests:
+            most = f"{user.requests} requests of {user.name} are answered at a time; ask again when one is done"
+            return ApiError(429, most, code="user_requests", retry_after=2.0)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self.server.limits.body:
             return ApiError(413, f"a request has at most {self.server.limits.body} bytes", code="too_large")
@@ -79,11 +92,12 @@ class Gate:
             return ApiError(415, f"a body may be packed by gzip, not {coding[:40].decode('latin-1')}")
         return None
 
-    def _has_key(self, path: str, headers: _Headers) -> bool:
-        if self.server.key is None or path in self._open:
-            return True
+    def _user(self, path: str, headers: _Headers) -> User | None:
+        """Returns who sent a request; None without a key that is known."""
+        if path in self._open:
+            return OPERATOR  # nothing there is anybody's
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self.server.key.encode())
+        return self.server.users.find(given.strip() if scheme.lower() == b"bearer" else b"")
 
 
 def _of_another_site(headers: _Headers) -> ApiError | None:
@@ -114,7 +128,8 @@ def _is_here(host: bytes | None) -> bool:
 class _Answer:
     """Names the answer to a request, leaves its body out where only the head was asked for, and logs it."""
 
-    def __init__(self, scope: Scope, headers: _Headers, send: Send) -> None:
+    def __init__(self, scope: Scope, headers: _Headers, send: Send, user: User | None) -> None:
+        self._user = "" if user is None else user.name
         self._send, self._path, self._begun = send, scope["path"], time.monotonic()
         self._asked = scope["method"]
         self.method = "GET" if self._asked == "HEAD" else self._asked
@@ -141,6 +156,7 @@ class _Answer:
             "status": self._status,
             "ms": round(1000 * (time.monotonic() - self._begun), 1),
             "request": self._name.decode(),
+            **({"user": self._user} if self._user else {}),
         }
         ACCESS.info("%s", " ".join(map(str, facts.values())), extra={"facts": facts})
 

@@ -1,0 +1,1 @@
+"""Decides whose requests are answered, and what each user sees."""

@@ -1,0 +1,83 @@
+"""Answers operators: how the server is, and restarts of its ranks."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from partsong.serving.access.own_jobs import user_of
+from partsong.serving.errors import ApiError
+from partsong.serving.jobs import Job
+from partsong.serving.server import Server
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1/operator")
+
+#: Failed jobs that are shown, the latest first.
+_ERRORS = 20
+
+
+@router.get("")
+async def state(request: Request) -> dict[str, Any]:
+    """Says how models, users and the disk are, and what failed last."""
+    server = _server(request)
+    jobs = list(server.jobs.values())
+    disk = shutil.disk_usage(server.folder)
+    return {
+        "object": "operator",
+        "up_seconds": int(time.time()) - server.created,
+        "leaves": server.leaves_at is not None,
+        "models": [_model(server, name) for name in server.replicas]
+        + [{"id": name, "kind": "text", "ready": text.ready} for name, text in server.texts.items()],
+        "users": [_user(name, jobs) for name in sorted({job.user for job in jobs})],
+        "disk": {"free": disk.free, "total": disk.total},
+        "unwritten_jobs": len(server.unwritten),
+        "errors": [_error(job) for job in reversed(jobs) if job.error is not None][:_ERRORS],
+    }
+
+
+@router.post("/restart", status_code=202)
+async def restart(request: Request) -> dict[str, Any]:
+    """Restarts the ranks of pictures and videos, one replica after the other, each when its jobs are done."""
+    server = _server(request)
+    server.restart()
+    return {"object": "operator.restart", "models": list(server.replicas)}
+
+
+def _server(request: Request) -> Server:
+    if not user_of(request).is_operator:
+        raise ApiError(403, "this is for operators; show the key of one", code="not_operator")
+    return request.app.state.server
+
+
+def _model(server: Server, name: str) -> dict[str, Any]:
+    replicas = server.replicas[name]
+    states = [job.status for job in server.jobs.values() if job.model == name]
+    return {
+        "id": name,
+        "kind": next(model.kind for model in server.models if model.name == name),
+        "ready": bool(replicas.num_ready),
+        "replicas": replicas.states(),
+        "waiting": states.count("queued"),
+        "running": states.count("in_progress"),
+        "trouble": None if replicas.trouble is None else str(replicas.trouble),
+    }
+
+
+def _user(name: str, jobs: list[Job]) -> dict[str, Any]:
+    own = [job for job in jobs if job.user == name]
+    return {
+        "name": name or None,
+        "jobs": len(own),
+        "unfinished": sum(not job.has_ended for job in own),
+        "seconds": round(sum(job.seconds or 0.0 for job in own), 3),
+    }
+
+
+def _error(job: Job) -> dict[str, Any]:
+    ended = None if job.completed_at is None else int(job.completed_at)
+    return {"job": job.id, "model": job.model, "user": job.user or None, "at": ended, **(job.error or {})}
