@@ -253,7 +253,7 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type":
     ("model", "fields", "param", "words"),
     [
         ("sums", {"tools": TOOLS}, "tools", "--upstream"),
-        ("sums:self-consistency", {"tools": TOOLS}, "tools", "reads and writes text alone"),
+        ("sums:self-consistency", {"tools": TOOLS}, "tools", "read and write text alone"),
         ("sums", {"extra_body": {"wings": 2}}, "wings", "unknown field"),
         ("sums", {"n": 2}, "n", "self-consistency:num=2"),
         ("sums", {"temperature": 2.5}, "temperature", "less than or equal to 2"),

@@ -189,8 +189,8 @@ def test_a_strategy_asks_the_other_server_many_times(linked: SimpleNamespace) ->
 
 def test_a_strategy_refuses_tools_and_passes_on_what_the_server_says(linked: SimpleNamespace) -> None:
     ask = linked.client.chat.completions.create
-    with pytest.raises(openai.BadRequestError, match="or with the strategy single, where tools go through"):
-        ask(model="m:7b:self-consistency", messages=user("hi"), tools=TOOLS)
+    with pytest.raises(openai.BadRequestError, match="pdr reads and writes text alone"):
+        ask(model="m:7b:pdr", messages=user("hi"), tools=TOOLS)
     with pytest.raises(openai.BadRequestError, match="busy") as refused:
         ask(model="m:7b:self-consistency", messages=user("busy"))
     assert refused.value.code == "upstream_refused"

@@ -14,7 +14,7 @@ from partsong.serving.answers.chat_bodies import ChatBody, CompletionBody
 from partsong.serving.errors import as_api_error
 from partsong.serving.texts.events import TextDelta, TextDone, TextEvent, ThreadNews
 
-__all__ = ["ChatForm"]
+__all__ = ["ChatForm", "chunks_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +94,31 @@ class ChatForm:
     def _head(self, kind: str) -> dict[str, Any]:
         prefix = "chatcmpl" if self.chat else "cmpl"
         return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+
+
+def chunks_of(reply: Mapping[str, Any], *, with_usage: bool) -> list[bytes]:
+    """Returns a whole reply of a chat as the chunks of a stream: its message, its end, and what it cost.
+
+    Args:
+        reply: in one piece.
+        with_usage: whether the number of tokens is a chunk, too.
+    """
+    head = {name: reply.get(name) for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    choice = reply["choices"][0]
+    delta = {name: value for name, value in choice["message"].items() if value is not None}
+    if calls := delta.get("tool_calls"):
+        delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+    chunks: list[dict[str, Any]] = [
+        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {
+            **head,
+            "choices": [{"index": 0, "delta": {}, "finish_reason": choice.get("finish_reason")}],
+            "partsong": reply.get("partsong"),
+        },
+    ]
+    if with_usage:
+        chunks.append({**head, "choices": [], "usage": reply.get("usage")})
+    return [*map(_line, chunks), b"data: [DONE]\n\n"]
 
 
 def _line(chunk: Mapping[str, Any]) -> bytes:

@@ -11,8 +11,10 @@ from fastapi.responses import JSONResponse, Response
 
 from partsong.errors import PartsongError
 from partsong.serving.answers.chat_fields import read_fields
+from partsong.serving.answers.chat_format import chunks_of
 from partsong.serving.answers.hangup import HungUpError, WatchedStream, unless_hung_up
 from partsong.serving.texts.events import TextEvent
+from partsong.serving.texts.reply_votes import ReplyVotes, needs_reply_votes
 from partsong.serving.texts.served import ServedText, find_text
 from partsong.serving.texts.thinking import SINGLE
 from partsong.serving.texts.upstream import UpstreamText, with_model
@@ -20,6 +22,8 @@ from partsong.serving.waiting import STREAMED
 
 __all__ = ["ReplyForm", "Respond", "answer_text", "begun", "reply"]
 
+#: The endpoint whose replies can vote.
+_CHATS = "/chat/completions"
 #: Status of a reply that is not read.
 _HUNG_UP = 499
 
@@ -67,6 +71,8 @@ async def answer_text(request: Request, path: str, respond: Respond) -> Response
         if isinstance(text, UpstreamText) and strategy in ("", SINGLE):
             named = body if fields["model"] == text.name else with_model(body, text.name)
             return await _pass_on(request, text, path, named)
+        if isinstance(text, UpstreamText) and path == _CHATS and needs_reply_votes(fields):
+            return await _vote(request, text, ReplyVotes.read(strategy, fields, text.name, text.limits), fields)
         return await respond(text, strategy, fields)
     except HungUpError:
         return Response(status_code=_HUNG_UP)
@@ -105,6 +111,16 @@ async def reply(
         return JSONResponse(form.whole(await unless_hung_up(request, _all(events))))
     finally:
         await events.aclose()
+
+
+async def _vote(request: Request, text: UpstreamText, votes: ReplyVotes, fields: dict[str, Any]) -> Response:
+    whole = await unless_hung_up(request, text.vote(_CHATS, votes))
+    whole["model"] = fields["model"]
+    if not fields.get("stream"):
+        return JSONResponse(whole)
+    options = fields.get("stream_options")
+    with_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+    return Response(b"".join(chunks_of(whole, with_usage=with_usage)), headers=STREAMED, media_type="text/event-stream")
 
 
 async def _pass_on(request: Request, text: UpstreamText, path: str, body: bytes) -> Response:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from partsong.reasoning.remote.errors import ModelNotServedError, RateLimitError
 from partsong.serving.errors import ApiError
 from partsong.serving.texts.events import TextAccepted, TextEvent, TextRequest
 from partsong.serving.texts.limits import TextLimits
+from partsong.serving.texts.reply_votes import ReplyVotes
 from partsong.serving.texts.thinking import ThinkingJob, prepare_thinking, thinking_names
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ __all__ = ["PassedReply", "Upstream", "UpstreamText", "with_model"]
 
 #: Seconds an idle connection is kept. Many servers close theirs after 5 s, and a request sent just then is lost.
 _IDLE_SECONDS = 2.0
+#: Most whole replies that one model is asked for at a time.
+_CALLS = 16
 #: Headers of a request that are passed on. The key is not: the one that clients send is this server's own.
 _ASKED = ("content-type", "accept", "accept-encoding", "user-agent")
 #: Headers that belong to one connection, and are not passed back.
@@ -158,6 +162,7 @@ class UpstreamText:
         self.name, self.upstream, self.limits = name, upstream, limits or TextLimits()
         self.limits.validate()
         self.in_flight = 0
+        self._calls = asyncio.Semaphore(min(_CALLS, self.limits.max_in_flight))
         self._engines = {plain: upstream.engine(name, "completions" if plain else "chat") for plain in (False, True)}
 
     @property
@@ -191,6 +196,35 @@ class UpstreamText:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._place())
             return PassedReply(await self.upstream.send(path, body, headers), stack.pop_all())
+
+    async def vote(self, path: str, votes: ReplyVotes) -> dict[str, Any]:
+        """Returns the reply for which most replies vote; see `ReplyVotes.run`."""
+        with self._place():
+            return await votes.run(partial(self._whole_reply, path))
+
+    async def _whole_reply(self, path: str, body: bytes) -> dict[str, Any]:
+        """Sends a request and returns the reply in one piece.
+
+        Raises:
+            ApiError: the server cannot be reached, refuses the request, or sends no JSON.
+        """
+        async with self._calls:
+            response = await self.upstream.send(path, body, {"content-type": "application/json"})
+            try:
+                data = await response.aread()
+            finally:
+                await response.aclose()
+        try:
+            reply = json.loads(data)
+        except ValueError:
+            reply = None
+        if response.status_code >= 400 or not isinstance(reply, dict):
+            given = reply.get("error") if isinstance(reply, dict) else None
+            reason = given.get("message") if isinstance(given, dict) else data[:200].decode("utf-8", "replace")
+            status = response.status_code if 400 <= response.status_code < 500 else 502
+            code = "upstream_refused" if status < 500 else "upstream_failed"
+            raise ApiError(status, f"{self.upstream.base_url} answered {response.status_code}: {reason}", code=code)
+        return reply
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
