@@ -32,8 +32,8 @@ class OtherFields:
 
 
 _TOOLS = (
-    "models of this server and its thinking methods read and write text alone; ask a model of a --upstream server without "
-    "a strategy, with single, or with self-consistency, whose votes are calls then"
+    "models of this server and its thinking methods read and write text alone; ask a model of a --upstream server "
+    "without a strategy, with single, or with self-consistency, whose votes are calls then"
 )
 _HINTS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier"})
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
