@@ -134,6 +134,7 @@ def test_a_run_that_was_stopped_is_resumed(folders: dict[str, Path], tmp_path: P
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+@pytest.mark.full
 def test_the_zoo_animates_a_caption_and_reads_it_back(tmp_path: Path) -> None:
     knobs = ("--frames", 47, "--nproc", 2, "--strategy", "dual-parallel:block_frames=8", "--compare", "--steps", 6)
     json_path = tmp_path / "r.json"

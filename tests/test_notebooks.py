@@ -16,6 +16,7 @@ LOOSE = re.compile(r"DisplacedPatch: \d+ of 255")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.full
 def test_notebook_prints_what_it_shows(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     monkeypatch.syspath_prepend(str(tmp_path))

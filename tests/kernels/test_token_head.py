@@ -252,7 +252,9 @@ class LiveBytes(TorchDispatchMode):
             self.live -= size
 
 
-@pytest.mark.parametrize(("vocabulary", "temperature"), [(126_464, 0.0), (10_000, 1.0)])
+@pytest.mark.parametrize(
+    ("vocabulary", "temperature"), [pytest.param(126_464, 0.0, marks=pytest.mark.full), (10_000, 1.0)]
+)
 def test_memory_is_bounded(vocabulary, temperature) -> None:
     # 32 rows with 32 open positions each of 1024, LLaDA's vocabulary and width: the whole logits would be 16.6 GB.
     hidden = torch.empty(32, 1024, 4096, dtype=torch.bfloat16, device="meta")

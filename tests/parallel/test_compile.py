@@ -20,7 +20,7 @@ from tests.parallel.families import FAMILIES
 #: Generating C++ takes most of the time and adds nothing that strategies could disturb. Code compiled before a plan has
 #: guards to be broken; code compiled under one is new.
 NAMES = list(compile_worker.CASES)[: None if covering.FULL else 1]
-CAPTURED = ["ring", "tensor-parallel", "lagged-layers"][: None if covering.FULL else 1]
+CAPTURED = ["ring", "tensor-parallel", "lagged-layers"]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def captured() -> dict[str, list[dict[str, Any]]]:
     return launch(compile_worker.run_captured, 2, CAPTURED)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", CAPTURED)
 def test_captured_blocks_pause_at_exchanges_only(captured: dict[str, list[dict[str, Any]]], name: str) -> None:
     # Projections, norms and rotations inside attention are compiled too: without them it is 99 operators on each rank.

@@ -11,7 +11,7 @@ from tests.parallel import equivalence_worker, gradients_worker
 from tests.parallel.families import FAMILIES
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@pytest.mark.parametrize("nproc", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_are_those_of_one_rank_or_refused(nproc: int) -> None:
     for name, ranks in launch(gradients_worker.every_strategy, nproc, nproc).items():
         passes = all(strategy.passes_gradients for strategy in equivalence_worker.strategies(nproc)[name])

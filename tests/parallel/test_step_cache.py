@@ -137,7 +137,7 @@ def test_other_pipelines_are_themselves_at_threshold_zero_and_leave_blocks_out_a
 MORE = {"summed": cache_worker.SUMMED, "late": cache_worker.LATE, "late summed": cache_worker.LATE_SUMMED}
 
 
-@pytest.mark.parametrize("nproc", [2, 4])
+@pytest.mark.parametrize("nproc", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_ranks_decide_as_one_does_and_send_what_they_predict(nproc: int) -> None:
     found = launch(cache_worker.ranks, nproc, nproc, covering.FULL)
     for sent, predicted in found.pop("counted"):

@@ -41,7 +41,7 @@ def test_a_summary_says_the_sign() -> None:
     assert (said["rows"], said["median"], said["bias"], said["too_fast"]) == (3, 0.2, -0.1, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_larger_share_takes_longer_beyond_what_is_known() -> None:
     points = [p for p in read_points(DATA)[0] if "CONTEXT_PARALLEL" in p.source and not p.compiled]
     (group,) = groups_of(points)

@@ -185,6 +185,7 @@ def test_engines_that_find_no_room_or_no_model_are_refused(ray: Any) -> None:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_calls_are_spread_and_answered_as_by_one_engine(ray: Any) -> None:
     asked = [request(f"{k % 6}", seed=k) for k in range(24)]
     reports: list[tuple[str, int]] = []
@@ -215,6 +216,7 @@ def test_calls_are_spread_and_answered_as_by_one_engine(ray: Any) -> None:
     assert [tokens for _, tokens in reports] == [1, 2, 3, 4] and text.split()[1:] == expected[0].text.split()[1:]
 
 
+@pytest.mark.full
 def test_a_halt_falls_on_the_same_token_and_a_cancelled_call_ends_in_its_actor(ray: Any) -> None:
     def enough(seen: Partial) -> bool:
         return seen.tokens >= 33
@@ -252,6 +254,7 @@ class Notes(list[tuple[int, bool]]):
         self.begun.set()
 
 
+@pytest.mark.full
 def test_a_dead_actors_calls_are_asked_again_elsewhere(ray: Any) -> None:
     """First with another to go on with, then with none."""
 

@@ -56,6 +56,7 @@ def test_thinking_comes_to_the_same_answer_at_the_same_cost(how: str) -> None:
     assert fast.summary["tokens_drafted"] > fast.summary["tokens_rejected"] > 0
 
 
+@pytest.mark.full
 def test_a_journal_that_was_begun_without_drafts_goes_on_with_them(tmp_path: Path) -> None:
     begun = think("self-consistency:num=2", tmp_path / "j.sqlite")
     more = think("self-consistency:num=5", tmp_path / "j.sqlite", speculate="ngram", step_costs=EVERY_GUESS)

@@ -64,6 +64,7 @@ def test_every_method_moves_the_student_a_little(recipe: ModuleType, texts: Path
     assert all(tensor.isfinite().all() for tensor in student.values())
 
 
+@pytest.mark.full
 def test_the_reference_is_renewed_at_each_third(
     recipe: ModuleType, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_student_can_begin_as_another(recipe: ModuleType, texts: Path, tmp_pat
         torch.testing.assert_close(later[name], plain[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.full
 def test_the_entropy_term_makes_students_more_certain(recipe: ModuleType, texts: Path, tmp_path: Path) -> None:
     """Two students that differ by the weight alone see the same batches and masks."""
     entropies = []

@@ -57,6 +57,7 @@ def test_the_folder_is_stock_and_small() -> None:
         assert tokenizer.decode(encode(example.solution)) == example.solution
 
 
+@pytest.mark.full
 def test_votes_and_rounds_beat_a_single_draft(
     model: LlamaForCausalLM, questions: list[str], drafts: list[list[Draft]]
 ) -> None:

@@ -17,6 +17,7 @@ TINY = (
 )
 
 
+@pytest.mark.full
 def test_recipe_runs_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

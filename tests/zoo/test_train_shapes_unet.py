@@ -293,6 +293,7 @@ def losses_of_readouts(num_steps: int, which: int, layouts: Tensor, latents: Ten
     return losses
 
 
+@pytest.mark.full
 def test_a_unet_learns_to_tell_where_it_is() -> None:
     """At first read-outs guess at chance; a few steps on them and on the UNet, of noise alone, tell most places."""
     losses = losses_of_readouts(40, 0, torch.full((4, KINDS, 8, 8), 1 / KINDS))

@@ -120,6 +120,7 @@ def test_the_weights_together_stay_small() -> None:
     assert sum(path.stat().st_size for name in zoo.MODELS for path in files(name)) <= 110_000_000
 
 
+@pytest.mark.full
 def test_the_experts_draw_what_captions_say_and_only_those_that_are_asked_are_loaded() -> None:
     loaded = zoo.load("shapes-experts")
     mixture = loaded.transformer

@@ -267,6 +267,7 @@ def test_draws_are_distributed_as_the_texts_are(task: str) -> None:
     assert decoded.tokens[:300] == drawn(task, 300, verify=0).tokens
 
 
+@pytest.mark.full
 def test_three_tokens_a_forward_without_an_error() -> None:
     """The default rule has 1.87 tokens a forward at this quality (benchmarks/results/oracle/2026-11-22.md)."""
     rows = suite.run(rules=["quota:by=random"], num=40, verify=16)
