@@ -113,6 +113,8 @@ def test_an_image_is_made_with_progress_and_preview(pack: ModuleType, comfy: Com
     followed(server, "job-0001")
     server.change("job-0001", status="in_progress", step=1, steps=4)
     server.preview("job-0001", png(1))
+    while thread.is_alive() and (1.0, 4.0, True) not in comfy.progress:
+        thread.join(0.01)  # a slow reader would be told of the latest step only
     server.change("job-0001", step=3)
     server.finish("job-0001", {"a.png": png(0), "b.png": png(255)}, seconds=1.5)
     thread.join(20)
