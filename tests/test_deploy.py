@@ -1,4 +1,4 @@
-"""Checks the files with which a server is deployed: options that exist, users that can be read, a unit systemd takes."""
+"""Checks the files with which a server is deployed: options and users that can be read, a unit systemd takes."""
 
 from __future__ import annotations
 

@@ -394,8 +394,8 @@ def test_problems_survive_the_death_of_an_engine(ray: Any) -> None:
 
     outcomes, reported = asyncio.run(spread())
     expected = asyncio.run(alone())
-    assert [one.key for one in outcomes] == [one.key for one in expected]
     assert len({one.key for one in reported}) == num == len(reported)
-    assert [(one.answer, one.right) for one in outcomes] == [(one.answer, one.right) for one in expected]
-    assert [one.counts["tokens_total"] for one in outcomes] == [one.counts["tokens_total"] for one in expected]
+    for one, other in zip(outcomes, expected, strict=True):
+        assert (one.key, one.answer, one.right) == (other.key, other.answer, other.right)
+        assert one.counts["tokens_total"] == other.counts["tokens_total"]
     assert 0 < sum(one.right for one in outcomes) < num

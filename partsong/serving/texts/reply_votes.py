@@ -134,10 +134,11 @@ class ReplyVotes:
         votes = []
         for call in calls:
             asked = call.get("function") or {}
-            arguments = _written(asked.get("arguments") or "{}", self.checks.get(asked.get("name"), {}))
+            name = str(asked.get("name"))
+            arguments = _written(asked.get("arguments") or "{}", self.checks.get(name, {}))
             if arguments is None:
                 return None
-            votes.append(f"{asked.get('name')}({arguments})")
+            votes.append(f"{name}({arguments})")
         return "; ".join(votes)
 
     async def run(self, send: Any) -> dict[str, Any]:
@@ -222,9 +223,9 @@ def _checks(tools: Any) -> dict[str, Any]:
 
 def _form(asked: Any) -> dict[str, Any] | None:
     """Returns the schema of the answer; one that takes any object where only JSON is asked for."""
-    kind = (asked or {"type": "text"}).get("type") if isinstance(asked, dict | None) else None
-    if kind == "text":
+    if not asked or asked == {"type": "text"}:
         return None
+    kind = asked.get("type") if isinstance(asked, dict) else None
     if kind == "json_object":
         return {"type": "object"}
     if kind != "json_schema":
