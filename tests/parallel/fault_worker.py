@@ -104,6 +104,20 @@ def break_off(victim: int, folder: str) -> None:
         case.run(pipe)
 
 
+def break_off_own_loop(victim: int, folder: str) -> None:
+    """The victim alone is interrupted between two calls of a program that calls the model itself; it begins anew."""
+    model, named = FAMILIES["DiT"].model(8, torch.float64), FAMILIES["DiT"].call(8, 2, torch.float64)
+    timesteps = torch.linspace(900.0, 100.0, 5)
+    with Mesh(ulysses=2) as mesh, parallelize(model, Ulysses(), mesh=mesh), torch.no_grad():
+        for picture in range(2):
+            for step, timestep in enumerate(timesteps):
+                if mesh.rank == victim and picture == 0 and step == 3:
+                    with open(os.path.join(folder, str(mesh.rank)), "w") as file:
+                        file.write(str(os.getpid()))
+                    break
+                model(**{**named, "timestep": timestep.expand(2)})
+
+
 def _fail(how: str) -> None:
     if how in ("SIGKILL", "SIGSTOP", "SIGSEGV"):
         os.kill(os.getpid(), getattr(signal, how))

@@ -131,6 +131,15 @@ def test_a_rank_that_alone_broke_off_a_call_is_named(tmp_path: Path, monkeypatch
     assert run.seconds < 10.0
 
 
+@pytest.mark.full
+def test_ranks_of_a_program_of_ones_own_that_stand_elsewhere_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Watched(monkeypatch, tmp_path, 2, fault_worker.break_off_own_loop, 1, str(tmp_path))
+    assert "the ranks made different calls" in run.everything or "different" in run.text, run.everything
+    assert run.seconds < 10.0
+
+
 def test_a_rank_that_said_goodbye_is_not_waited_for() -> None:
     start = time.monotonic()
     with pytest.raises(RankError, match="rank 1.*left the run") as caught:

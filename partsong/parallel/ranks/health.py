@@ -32,9 +32,11 @@ PERIOD = 0.5
 SILENCE = 6.0
 #: Seconds within which every message that a rank sent before it left has arrived.
 DEPARTED = 4.0
-#: Seconds after which ranks waiting in different operations cannot be explained by a slow link, and the same where one
-#: of them has broken off what it did, such as by an error that its program caught.
-DIVERGED, BROKEN_OFF = 20.0, 4.0
+#: Seconds after which ranks waiting in different operations cannot be explained by a slow link: a rank goes on once its
+#: last message is in the buffers of sockets, and those hold a few megabytes.
+DIVERGED = 7.0
+#: The same where one of them has broken off what it did, such as by an error that its program caught.
+BROKEN_OFF = 4.0
 _LEFT = "left the run"
 _AFTER = " after "
 
