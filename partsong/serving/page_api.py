@@ -23,7 +23,7 @@ ASSETS = {
     "page.css": "text/css; charset=utf-8",
     **{
         f"{name}.js": "text/javascript; charset=utf-8"
-        for name in ("page", "wire", "words", "media", "stage", "compare", "compose", "gallery", "chat")
+        for name in ("page", "wire", "words", "media", "stage", "compare", "compose", "gallery", "chat", "server")
     },
     "icon.svg": "image/svg+xml",
 }

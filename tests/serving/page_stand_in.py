@@ -43,6 +43,7 @@ class StandIn:
         refuse: raised by the next request of that method and path, once.
         hung_up: is set when a client leaves in the middle of a chat.
         edits: what an edit answers: name, data and picture of each event.
+        operator: what an operator sees; None for other users.
         forms: type and content of each form that came with an edit.
     """
 
@@ -55,6 +56,7 @@ class StandIn:
         self.hung_up = threading.Event()
         self.edits: list[tuple[str, dict[str, Any], bytes]] = []
         self.forms: list[tuple[str, bytes]] = []
+        self.operator: dict[str, Any] | None = None
         self.news = threading.Condition()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.streams: dict[str, list[asyncio.Queue[str | None]]] = {}
@@ -264,6 +266,17 @@ def _add_jobs(app: FastAPI, stand_in: StandIn) -> None:
 
 
 def _add_others(app: FastAPI, stand_in: StandIn) -> None:
+    @app.get("/v1/operator")
+    async def operator() -> dict[str, Any]:
+        if stand_in.operator is None:
+            raise ApiError(403, "this is for operators; show the key of one", code="not_operator")
+        return stand_in.operator
+
+    @app.post("/v1/operator/restart", status_code=202)
+    async def restart() -> dict[str, Any]:
+        stand_in.requests.append({"restart": True})
+        return {}
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": MODELS}

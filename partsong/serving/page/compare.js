@@ -8,6 +8,7 @@ export class Comparison {
   constructor({ onJob, onTwin }) {
     this.onJob = onJob;
     this.onTwin = onTwin;
+    $("slide-at").addEventListener("input", () => this.slide());
     this.close();
   }
 
@@ -15,7 +16,7 @@ export class Comparison {
     this.following?.abort();
     this.job = this.twin = this.panes = this.measured = this.asked = null;
     this.index = 0;
-    $("twins").hidden = true;
+    $("twins").hidden = $("slide").hidden = true;
     $("stage").classList.remove("compared");
   }
 
@@ -88,7 +89,26 @@ export class Comparison {
     twin.note.textContent = this.twin.status === "queued" ? waiting(this.twin.position).toLowerCase()
       : this.twin.status === "in_progress" ? stepText(this.twin).toLowerCase() : time(this.twin);
     map.figure.hidden = this.twin.status !== "completed";
+    this.layOver();
     if (this.measured) this.showMap().catch((fault) => say($("twin-fault"), fault.message));
+  }
+
+  /** Lays the two pictures over each other; a slider says how much of the twin is seen. */
+  layOver() {
+    const outputs = [this.job, this.twin].map((job) => (job.status === "completed" ? job.outputs[Math.min(this.index, job.outputs.length - 1)] : null));
+    $("slide").hidden = !outputs.every((output) => output && output.kind !== "video");
+    if ($("slide").hidden) return;
+    if (!$("slide-frame").children.length || this.laid !== this.job.id) {
+      this.laid = this.job.id;
+      $("slide-frame").style.setProperty("--ratio", this.panes.own.frame.style.getPropertyValue("--ratio"));
+      $("slide-frame").replaceChildren(picture(`${this.job.prompt}, this job`), picture(`${this.job.prompt}, serial twin`));
+    }
+    outputs.forEach((output, at) => show($("slide-frame").children[at], output.url).catch((fault) => say($("twin-fault"), fault.message)));
+    this.slide();
+  }
+
+  slide() {
+    $("slide-frame").style.setProperty("--at", `${$("slide-at").value}%`);
   }
 
   fill(pane, job) {
@@ -124,7 +144,7 @@ export class Comparison {
     if (own && twin) rows.push(["Time", `${seconds(own)} and ${seconds(twin)}`, pace(twin / own)]);
     $("twin-numbers").replaceChildren(...rows.map(([name, value, hint]) => h("div", {}, h("dt", {}, name),
       h("dd", {}, value), h("dd", { class: "hint" }, hint))));
-    say($("twin-sentence"), verdict(job));
+    say($("twin-sentence"), verdict(job, own && twin ? twin / own : null));
     announce(`The twin is done. Largest difference ${job.max_abs_diff}.`);
   }
 }

@@ -4,6 +4,7 @@ import { Fault, call, key } from "./wire.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./compose.js";
 import { Gallery } from "./gallery.js";
+import { ServerView } from "./server.js";
 import { Stage } from "./stage.js";
 import { $, say } from "./words.js";
 
@@ -13,6 +14,8 @@ const gallery = new Gallery({ onFault: notify });
 const composer = new Composer({ onMade: made });
 const stage = new Stage({ onJob: (job) => gallery.put(job), onReuse: (job) => composer.reuse(job) });
 const chat = new Chat({ onFault: notify });
+const server = new ServerView();
+const isNarrow = () => matchMedia("(max-width: 859px)").matches;
 
 /** Shows what went wrong as a sentence. A missing or wrong key shows the field for it. */
 function notify(fault) {
@@ -26,7 +29,7 @@ function notify(fault) {
 function askKey(fault) {
   say($("key-fault"), key.get() ? fault.message : "");
   key.forget();
-  for (const id of ["create-view", "chat-view", "views", "forget-key"]) $(id).hidden = true;
+  for (const id of ["create-view", "chat-view", "server-view", "views", "forget-key"]) $(id).hidden = true;
   $("key-form").hidden = false;
   $("key").value = "";
   $("key").focus();
@@ -37,8 +40,7 @@ function made(job) {
   history.pushState(null, "", `#job=${job.id}`);
   gallery.mark(job.id);
   show("create");
-  stage.open(job.id, job).catch(notify);
-  if (matchMedia("(max-width: 859px)").matches) $("stage").scrollIntoView({ block: "start" });
+  stage.open(job.id, job, { intoView: isNarrow() }).catch(notify);
 }
 
 async function start() {
@@ -60,7 +62,10 @@ async function offer() {
   const models = (await call("/v1/models")).data;
   const draws = models.filter((model) => ["image", "video"].includes(model.kind));
   const talks = models.filter((model) => ["text", "thinking"].includes(model.kind));
-  $("views").hidden = !(draws.length && talks.length);
+  $("to-server").hidden = !(await server.offered());
+  $("to-create").hidden = !draws.length;
+  $("to-chat").hidden = !talks.length;
+  $("views").hidden = [...$("views").children].filter((link) => !link.hidden).length < 2;
   start.first = draws.length ? "create" : "chat";
   if (draws.length) composer.setModels(draws);
   if (talks.length) chat.setModels(talks);
@@ -70,14 +75,15 @@ async function offer() {
 async function route() {
   const place = location.hash.slice(1);
   const id = place.startsWith("job=") ? decodeURIComponent(place.slice(4)) : null;
-  show(place === "chat" || (!place && start.first === "chat") ? "chat" : "create");
-  if (start.first !== "create") return;
+  $("notice").hidden = true; // it was about the place before
+  show(place === "server" ? "server" : place === "chat" || (!place && start.first === "chat") ? "chat" : "create");
+  if (start.first !== "create" || place === "server") return;
   try {
     if (!gallery.jobs.size) await gallery.refresh();
     if (location.hash.slice(1) !== place) return; // the address has changed meanwhile, and who changed it shows that
     const running = place ? null : [...gallery.jobs.values()].find((job) => job.status === "in_progress" && job.kind !== "chat" && !job.twin_of);
     gallery.mark(id || running?.id);
-    if (id || running) await stage.open(id || running.id);
+    if (id || running) await stage.open(id || running.id, null, { intoView: Boolean(id) && isNarrow() });
     else if (place !== "chat") { stage.close(); gallery.render(); }
   } catch (fault) {
     notify(fault);
@@ -85,7 +91,8 @@ async function route() {
 }
 
 function show(view) {
-  for (const name of ["create", "chat"]) {
+  server.visit(view === "server");
+  for (const name of ["create", "chat", "server"]) {
     $(`${name}-view`).hidden = name !== view;
     if (name === view) $(`to-${name}`).setAttribute("aria-current", "page");
     else $(`to-${name}`).removeAttribute("aria-current");

@@ -16,11 +16,14 @@ export class Stage {
     $("cancel").addEventListener("click", () => this.cancel());
     $("twin").addEventListener("click", () => this.makeTwin());
     $("reuse").addEventListener("click", () => onReuse(this.job));
+    $("whole-prompt").addEventListener("click", () => this.showPrompt($("whole-prompt").getAttribute("aria-expanded") !== "true"));
+    $("large").addEventListener("click", () => this.enlarge());
+    $("large-close").addEventListener("click", () => $("large-view").close());
     setInterval(() => this.renderTime(), 1000);
   }
 
-  /** Shows a job by its id, or the job itself where it is at hand, and follows it until it ends. */
-  async open(id, job = null) {
+  /** Shows a job by its id, or the job itself where it is at hand, scrolls to it if asked, and follows it until it ends. */
+  async open(id, job = null, { intoView = false } = {}) {
     if (this.job?.id === id && !this.following.signal.aborted) return;
     this.close();
     const { signal } = (this.following = new AbortController());
@@ -28,6 +31,7 @@ export class Stage {
     if (signal.aborted) return;
     this.lay(job);
     this.render(job);
+    if (intoView) $("stage").scrollIntoView({ block: "start" });
     if (!isFinal(job)) await this.follow(id, signal);
   }
 
@@ -65,6 +69,24 @@ export class Stage {
     for (const id of ["stage-fault", "stage-note", "twin-fault"]) say($(id), "");
     $("stage").hidden = false;
     $("empty").hidden = true;
+    $("stage-prompt").textContent = job.prompt || "(no prompt)";
+    this.showPrompt(false);
+    $("whole-prompt").hidden = $("stage-prompt").scrollHeight <= $("stage-prompt").clientHeight + 1;
+  }
+
+  /** Shows all of a long prompt, or its first lines, so that the picture stays in sight. */
+  showPrompt(whole) {
+    $("stage-prompt").classList.toggle("whole", whole);
+    $("whole-prompt").setAttribute("aria-expanded", String(whole));
+    $("whole-prompt").textContent = whole ? "Show less of it" : "Show all of it";
+  }
+
+  /** Shows the chosen picture with a pixel for each of its own, in a window that scrolls. */
+  async enlarge() {
+    const image = picture(this.job.prompt);
+    $("large-frame").replaceChildren(image);
+    $("large-view").showModal();
+    await show(image, this.job.outputs[Math.min(this.selected, this.job.outputs.length - 1)].url);
   }
 
   frame(job, index, count) {
@@ -90,7 +112,6 @@ export class Stage {
   render(job) {
     if (this.job && this.job.status !== job.status) say($("stage-note"), "");
     this.job = job;
-    $("stage-prompt").textContent = job.prompt || "(no prompt)";
     $("stage-state").textContent = state(job);
     $("stage-state").dataset.status = job.status;
     $("stage").dataset.class = job.strategy === "serial" ? "serial" : job.class || "";
@@ -178,6 +199,7 @@ export class Stage {
     $("to-original").hidden = !job.twin_of;
     if (job.twin_of) $("to-original").href = `#job=${job.twin_of}`;
     $("save").hidden = !done;
+    $("large").hidden = !done || job.kind === "video";
     if (done) this.renderSave(job.outputs[Math.min(this.selected, job.outputs.length - 1)].url);
   }
 

@@ -80,11 +80,20 @@ export const decibel = (value) => (value >= 999 ? "infinite" : `${value.toFixed(
 const CLASSES = {
   exact: "This strategy is exact: it differs from its serial twin by rounding only.",
   bounded: "This strategy is bounded: it comes with a certificate of how far it may differ from its serial twin.",
-  approximate: "This strategy is approximate: it trades a little difference for less waiting.",
+  approximate: "This strategy is approximate: its pictures may differ from their serial twins.",
 };
-export function verdict(job) {
-  const same = job.max_abs_diff === 0 ? "Every pixel is equal." : "";
-  return [same, CLASSES[job.class] || ""].filter(Boolean).join(" ");
+
+/** What the comparison showed, from its numbers: how far apart the two are, and which was sooner. */
+export function verdict(job, pace = null) {
+  const parts = [];
+  if (job.max_abs_diff === 0) parts.push("Every pixel is equal.");
+  parts.push(CLASSES[job.class] || "");
+  if (job.class === "approximate" && job.psnr_to_serial != null) {
+    parts.push(job.psnr_to_serial >= 40 ? "Here the difference is hard to see."
+      : job.psnr_to_serial >= 25 ? "Here the difference can be seen where one looks for it." : "Here it is another picture.");
+  }
+  if (pace != null && pace < 1) parts.push("It was slower than one worker: a model this small computes less than its workers tell each other.");
+  return parts.filter(Boolean).join(" ");
 }
 
 /** The facts of a job on one line. */
