@@ -100,7 +100,7 @@ def test_bytes_are_those_that_predict_counts(model: str, mix: str) -> None:
     steady, first = told.bytes_by_step[len(told.bytes_by_step) // 2][0], told.bytes_by_step[0][0]
     assert totals(short.steady)["sent"] + short.checks[1] == steady
     assert totals(short.first)["sent"] + short.checks[0] == first
-    assert max(short.checks) < 1000
+    assert max(short.checks) < first / 100, "what ranks compare is little beside what they exchange"
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ export class ServerView {
       state.unwritten_jobs ? `${number(state.unwritten_jobs)} jobs are not in the journal yet` : null,
       state.leaves ? "takes no further jobs" : null].filter(Boolean).join(" · ");
     this.rows("model-rows", state.models.map((model) => [model.id, model.trouble || (model.ready ? "ready" : "starting"),
-      model.running ?? "", model.waiting ?? "", model.replicas ? model.replicas.map(ranks).join(", ") : ""]));
+      model.running ?? "", model.waiting ?? "", model.replicas ? model.replicas.map(ranks).join(" · ") : ""]));
     this.rows("user-rows", state.users.map((user) => [user.name || "operator", number(user.unfinished), number(user.jobs), seconds(user.seconds)]));
     this.rows("error-rows", state.errors.map((error) => [error.at ? new Date(1000 * error.at).toLocaleString() : "",
       error.model, error.user || "", error.message]));
