@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
+from collections.abc import AsyncIterator
 from datetime import date
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -62,7 +63,7 @@ class Ranks:
 
 
 @contextlib.asynccontextmanager
-async def _serving(folder: Path, ranks: Ranks, replicas: int) -> Any:
+async def _serving(folder: Path, ranks: Ranks, replicas: int) -> AsyncIterator[Server]:
     model = picture_model("shapes", nproc=1, strategies=(), loras={})
     runner = RankRunner(run=ranks.run, host="127.0.0.1")
     server = Server(models=(model,), folder=folder, runner=runner, num_replicas=replicas)
