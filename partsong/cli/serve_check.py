@@ -38,7 +38,10 @@ def check(options: ServeCheck) -> dict[str, Any]:
 
     def note(name: str, ask: Callable[[], str]) -> None:
         begin = time.perf_counter()
-        answer = ask()
+        try:
+            answer = ask()
+        except (AttributeError, KeyError, TypeError) as error:
+            raise DistributedError(f"{options.url} answers {name} in another form; is it a partsong server?") from error
         checks.append({"check": name, "seconds": round(time.perf_counter() - begin, 3), "answer": answer})
 
     note("health", lambda: _health(server.ask("/health")))

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
-from partsong.serving.access.own_jobs import job_of, jobs_of, user_of
+from partsong.serving.access.own_jobs import check_operator, job_of, jobs_of, user_of
 from partsong.serving.errors import ApiError
 from partsong.serving.fields import SamplingBody, page_of
 from partsong.serving.files.growing import growing_file
@@ -185,7 +185,8 @@ async def ready(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Returns the counters as Prometheus reads them."""
+    """Returns the counters as Prometheus reads them, to operators: they name all users."""
+    check_operator(request)
     server: Server = request.app.state.server
     server.metrics.show_failing(server.troubles)
     return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

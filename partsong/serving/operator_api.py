@@ -8,8 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from partsong.serving.access.own_jobs import user_of
-from partsong.serving.errors import ApiError
+from partsong.serving.access.own_jobs import check_operator
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
 
@@ -24,7 +23,8 @@ _ERRORS = 20
 @router.get("")
 async def state(request: Request) -> dict[str, Any]:
     """Says how models, users and the disk are, and what failed last."""
-    server = _server(request)
+    check_operator(request)
+    server: Server = request.app.state.server
     jobs = list(server.jobs.values())
     disk = shutil.disk_usage(server.folder)
     return {
@@ -43,15 +43,10 @@ async def state(request: Request) -> dict[str, Any]:
 @router.post("/restart", status_code=202)
 async def restart(request: Request) -> dict[str, Any]:
     """Restarts the ranks of pictures and videos, one replica after the other, each when its jobs are done."""
-    server = _server(request)
+    check_operator(request)
+    server: Server = request.app.state.server
     server.restart()
     return {"object": "operator.restart", "models": list(server.replicas)}
-
-
-def _server(request: Request) -> Server:
-    if not user_of(request).is_operator:
-        raise ApiError(403, "this is for operators; show the key of one", code="not_operator")
-    return request.app.state.server
 
 
 def _model(server: Server, name: str) -> dict[str, Any]:

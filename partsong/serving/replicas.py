@@ -129,8 +129,10 @@ class Replicas:
                     continue  # it is starting
                 for name in self._roster.rest(number):
                     replica.send(Recall(name))
-                while self._roster.load(number):
+                while self._roster.load(number) and number not in self._roster.up:
                     await asyncio.sleep(_LOOK)
+                if number in self._roster.up:
+                    continue  # its ranks have ended meanwhile, and new ones are there
                 replica.send(Stop())
                 while number not in self._roster.up:
                     if replica.trouble is not None:

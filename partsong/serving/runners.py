@@ -18,11 +18,13 @@ class RankRunner:
     Attributes:
         run: runs a number of ranks with some settings until they end, and raises what ended them. The event is set when
             the server closes: anything that still waits, for room or for ranks that do not end, then gives up.
+        starts_again: whether ranks that are asked to end can be run again; another program starts those of torchrun.
         host: address of this machine at which ranks reach it; None where they are on it, and share its files.
     """
 
     run: Callable[[ReplicaSettings, int, threading.Event], None]
     host: str | None = None
+    starts_again: bool = True
 
 
 def launch_ranks(settings: ReplicaSettings, nproc: int, closing: threading.Event) -> None:

@@ -153,7 +153,13 @@ class Server:
         self._sweeper = asyncio.create_task(sweep(self))
 
     def restart(self) -> None:
-        """Begins to restart the ranks of pictures and videos, one replica of a model after the other."""
+        """Begins to restart the ranks of pictures and videos, one replica of a model after the other.
+
+        Raises:
+            ApiError: another program has started them.
+        """
+        if not self.runner.starts_again:
+            raise ApiError(409, "torchrun has started the ranks; end the server, and torchrun starts all of them again")
         for replicas in self.replicas.values():
             self.chores.begin(replicas.restart())
 

@@ -224,7 +224,7 @@ def run_beside_rank(server: Server, settings: WebSettings) -> None:
         given.put(of_ranks)
         ended.wait()
 
-    server.runner = RankRunner(run=hand_over)
+    server.runner = RankRunner(run=hand_over, starts_again=False)
     _set_up_process(settings)
     web, listener = _listening(server, settings)
 

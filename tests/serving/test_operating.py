@@ -21,6 +21,7 @@ from partsong.errors import ArgumentError, DistributedError
 from partsong.serving.access.users import OPERATOR, User, Users
 from partsong.serving.app import build_app
 from partsong.serving.catalog import picture_model
+from partsong.serving.errors import ApiError
 from partsong.serving.jobs import Job
 from partsong.serving.messages import (
     Check,
@@ -98,6 +99,50 @@ def test_replicas_restart_without_a_refused_job(tmp_path: Path, replicas: int) -
     assert ranks.events[: 3 * replicas] == [*["start"] * replicas, *["end", "start"] * replicas], "one after the other"
 
 
+def test_ranks_of_another_program_are_not_restarted(tmp_path: Path) -> None:
+    server = Server(models=(), folder=tmp_path, runner=RankRunner(run=Ranks().run, starts_again=False))
+    with pytest.raises(ApiError, match="torchrun has started the ranks"):
+        server.restart()
+
+
+def test_ranks_that_end_before_they_are_restarted_are_new_and_stay(tmp_path: Path) -> None:
+    """The job that a restart waits for takes its ranks along."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Ending(Ranks):
+        def run(self, settings: ReplicaSettings, nproc: int, closing: threading.Event) -> None:
+            if self.events:
+                super().run(settings, nproc, closing)
+                return
+            self.events.append("start")
+            with Client(settings.address, authkey=settings.authkey) as line:
+                line.send(Ready(strategies=(), defaults={}, kind="image"))
+                while not isinstance(message := line.recv(), Submit):
+                    line.send(Checked(id=message.work.id))
+                line.send(JobStarted(message.work.id))
+                begun.set()
+                may_end.wait(30)
+                raise DistributedError("rank 0 was killed by SIGKILL")
+
+    ranks = Ending()
+
+    async def serve() -> Job:
+        async with _serving(tmp_path, ranks, 1) as server:
+            job = await server.submit(server.models[0], {"prompt": "p", "seed": 0})
+            while job.status != "in_progress":
+                await asyncio.sleep(0.005)
+            restarting = asyncio.create_task(server.replicas["shapes"].restart())
+            await asyncio.sleep(0)
+            may_end.set()
+            await restarting
+            async for _ in server.watchers.changes(job, 0.1):
+                pass
+            assert ranks.events == ["start", "start"], "the new ranks were not restarted"
+            return job
+
+    assert asyncio.run(serve()).status == "completed"
+
+
 def test_an_operator_sees_how_the_server_is(tmp_path: Path) -> None:
     async def serve() -> dict[str, Any]:
         async with _serving(tmp_path, Ranks(), 1) as server:
@@ -124,7 +169,9 @@ def test_an_operator_sees_how_the_server_is(tmp_path: Path) -> None:
     assert 0 < state["disk"]["free"] <= state["disk"]["total"]
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/operator"), ("POST", "/v1/operator/restart")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/operator"), ("POST", "/v1/operator/restart"), ("GET", "/metrics")]
+)
 def test_users_are_no_operators(tmp_path: Path, method: str, path: str) -> None:
     users = {"key-of-ada-0123456789": User(name="ada"), "key-of-the-operator-01": OPERATOR}
     server = Server(models=(), folder=tmp_path, users=Users(users))
@@ -174,4 +221,10 @@ def test_a_check_of_no_server_says_so() -> None:
     with pytest.raises(ArgumentError, match="write an address"):
         serve_check.check(ServeCheck(url="localhost:8000"))
     with pytest.raises(DistributedError, match="/health does not answer"):
+        serve_check.check(ServeCheck(url="http://127.0.0.1:9"))
+
+
+def test_a_check_of_another_server_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_check._Server, "ask", lambda *asked: {"up": True})
+    with pytest.raises(DistributedError, match="answers health in another form; is it a partsong server"):
         serve_check.check(ServeCheck(url="http://127.0.0.1:9"))

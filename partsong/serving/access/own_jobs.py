@@ -8,12 +8,22 @@ from partsong.serving.access.users import User
 from partsong.serving.errors import ApiError, shortened
 from partsong.serving.jobs import Job
 
-__all__ = ["job_of", "jobs_of", "user_of"]
+__all__ = ["check_operator", "job_of", "jobs_of", "user_of"]
 
 
 def user_of(request: Request) -> User:
     """Returns who sent a request, as the gate has noted."""
     return request.state.user
+
+
+def check_operator(request: Request) -> None:
+    """Refuses what is of all users to those who are no operators.
+
+    Raises:
+        ApiError: the sender is no operator.
+    """
+    if not user_of(request).is_operator:
+        raise ApiError(403, "this is for operators; show the key of one", code="not_operator")
 
 
 def jobs_of(request: Request) -> list[Job]:
