@@ -111,6 +111,13 @@ def test_a_stream_holds_the_same_reply(linked: SimpleNamespace) -> None:
     assert chunks[2].usage.total_tokens == 14
 
 
+def test_without_a_seed_the_votes_are_others_each_time() -> None:
+    read = [ReplyVotes.read("self-consistency", {"tools": TOOLS}, "m", TextLimits()) for _ in range(2)]
+    assert read[0].call(0) != read[1].call(0)
+    same = [ReplyVotes.read("self-consistency", {"tools": TOOLS, "seed": 3}, "m", TextLimits()) for _ in range(2)]
+    assert same[0].call(0) == same[1].call(0) != same[0].call(1)
+
+
 def _votes(votes: list[str | None], num: int = 8, **knobs: Any) -> tuple[dict[str, Any], int]:
     """Lets replies that arrive one after the other vote; returns the report, and how many were read."""
     fields = {"messages": user("?"), "tools": TOOLS}
@@ -172,7 +179,9 @@ def test_only_what_no_text_can_hold_needs_them(fields: dict[str, Any], needs: bo
         ("self-consistency", {"tools": [{"function": {"name": "f", "parameters": {"type": 3}}}]}, "is no JSON schema"),
         ("self-consistency", {"response_format": {"type": "grammar"}}, "response_format is of the type"),
         ("self-consistency", {"tools": TOOLS, "n": 2}, "one request gives one answer"),
-        ("self-consistency", {"tools": TOOLS, "seed": "x"}, "whole numbers"),
+        ("self-consistency", {"tools": TOOLS, "seed": "x"}, 'seed="x": write a whole number from 0'),
+        ("self-consistency", {"tools": TOOLS, "budget_calls": 0}, "budget_calls=0: write a whole number from 1"),
+        ("self-consistency", {"tools": TOOLS, "budget_tokens": 9}, "budget_tokens does not go with votes"),
     ],
 )
 def test_what_cannot_vote_is_refused(strategy: str, fields: dict[str, Any], words: str) -> None:

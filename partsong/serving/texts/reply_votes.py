@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from partsong.reasoning.answers.votes import Ballot
 from partsong.reasoning.calls.answer import Extract
 from partsong.reasoning.strategies.registry import parse_thinking
 from partsong.seeds import derive
-from partsong.serving.errors import ApiError
+from partsong.serving.errors import ApiError, as_written
 from partsong.serving.texts.limits import TextLimits
 
 __all__ = ["ReplyVotes", "needs_reply_votes"]
@@ -26,8 +27,9 @@ __all__ = ["ReplyVotes", "needs_reply_votes"]
 #: The method that votes, and those of its knobs that mean something here, with their defaults.
 _METHOD = "self-consistency"
 _KNOBS: dict[str, Any] = {"num": 8, "early_stop": True}
-#: Fields of requests that are this server's own, and those that are answered here.
-_OWN = ("extract", "budget_tokens", "budget_calls", "budget_seconds", "cache", "block_size", "stream", "stream_options")
+#: Fields that are answered here, and those of other ways to answer, which are refused.
+_OWN = ("extract", "budget_calls", "stream", "stream_options", "seed", "n")
+_ELSEWHERE = ("budget_tokens", "budget_seconds", "cache", "block_size")
 
 
 def needs_reply_votes(fields: Mapping[str, Any]) -> bool:
@@ -92,19 +94,20 @@ class ReplyVotes:
             )
         limits.check_strategy(thinking.knobs)
         knobs = {**_KNOBS, **thinking.knobs}
-        calls = fields.get("budget_calls") or limits.max_calls
-        sent = {name: value for name, value in fields.items() if name not in _OWN and value is not None}
-        if sent.pop("n", 1) != 1:
+        for name in _ELSEWHERE:
+            if fields.get(name) is not None:
+                raise ApiError(400, f"{name} does not go with votes of whole replies; leave it out", param=name)
+        if fields.get("n") not in (None, 1):
             raise ApiError(400, "n: one request gives one answer here; leave it out", param="n")
-        seed = fields.get("seed")
-        if not isinstance(seed, int | None) or not isinstance(calls, int):
-            raise ApiError(400, "seed and budget_calls are whole numbers", param="seed")
+        seed = _whole(fields, "seed", 0)
+        calls = _whole(fields, "budget_calls", 1) or limits.max_calls
+        sent = {name: value for name, value in fields.items() if name not in _OWN and value is not None}
         return cls(
             fields={**sent, "model": model},
             strategy=strategy,
             num=min(knobs["num"], calls, limits.max_calls),
             early_stop=knobs["early_stop"],
-            seed=seed or 0,
+            seed=secrets.randbits(32) if seed is None else seed,
             extract=extractor(fields.get("extract"))[1],
             checks=_checks(fields.get("tools")),
             form=_form(fields.get("response_format")),
@@ -195,6 +198,13 @@ class ReplyVotes:
         }
         usage = {**(reply.get("usage") or {}), **spent, "total_tokens": sum(spent.values())}
         return {**reply, "usage": usage, "partsong": report}
+
+
+def _whole(fields: Mapping[str, Any], name: str, least: int) -> int | None:
+    value = fields.get(name)
+    if value is not None and (type(value) is not int or value < least):
+        raise ApiError(400, f"{name}={as_written(value)}: write a whole number from {least}", param=name)
+    return value
 
 
 def _written(text: str, schema: Mapping[str, Any]) -> str | None:
