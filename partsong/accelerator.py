@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -119,7 +120,12 @@ def forked_random(device: torch.device) -> Iterator[None]:
 def memory_in_use(device: torch.device) -> int:
     """Returns the bytes that this process holds: of an accelerator's memory, or of the host's on a CPU."""
     if is_on_host(device):
-        import psutil
-
-        return psutil.Process().memory_info().rss
+        return _this_process().memory_info().rss
     return int(torch.accelerator.memory_allocated(device))
+
+
+@functools.cache
+def _this_process() -> Any:
+    import psutil
+
+    return psutil.Process()

@@ -236,20 +236,23 @@ class AroundHook(CallHook):
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Names the arguments and passes the call on; of a compiled call only the module's own part is compiled."""
-        compiler = set_eval_frame(None)
-
-        def original(*args: Any, **kwargs: Any) -> Any:
-            set_eval_frame(compiler)
-            try:
-                return original_forward(self)(*args, **kwargs)
-            finally:
-                set_eval_frame(None)
-
+        compiler, original = set_eval_frame(None), original_forward(self)
+        if compiler is not None:
+            original = functools.partial(_compiled_by, compiler, original)
         try:
             forward = AsCalled(original, self.names, self.names.positions(args))
             return self.run(forward, self.names.of(args, kwargs))
         finally:
             set_eval_frame(compiler)
+
+
+def _compiled_by(compiler: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a function where nothing is compiled, and lets the compiler see it alone."""
+    set_eval_frame(compiler)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        set_eval_frame(None)
 
 
 #: Processors whose further calls attend to an image prompt, which every rank has whole.

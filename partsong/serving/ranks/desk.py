@@ -91,7 +91,7 @@ class Desk:
         dropped, self._dropped = tuple(self._dropped), []
         for name in dropped:
             self.forget(name)
-        queue = self._shares.order(self.waiting, self.standings.values())
+        queue = self._shares.order(self.waiting, self.standings.values()) if self.waiting else []
         if not self.standings and queue and not self._can_join(queue[0].strategies):
             self.waiting.remove(queue[0])
             self._since.pop(queue[0].id)
