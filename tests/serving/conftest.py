@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.serving.browser import chromium
+from tests.serving.browser import chromium, opened
+from tests.serving.page_stand_in import serve
 from tests.serving.running import RunningServer, running
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +52,10 @@ def browser() -> Iterator[Browser]:
     """A browser; while it is there, no test of the same process may run a loop of its own."""
     with chromium() as browser:
         yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, server: Any) -> Iterator[Page]:
+    """The page of a server that stands in for the living one; files of tests name it `server`."""
+    with serve(server) as url, opened(browser, url) as page:
+        yield page

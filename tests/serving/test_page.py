@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +34,6 @@ RANKS = [
 @pytest.fixture
 def server() -> StandIn:
     return StandIn()
-
-
-@pytest.fixture
-def page(browser: Browser, server: StandIn) -> Iterator[Page]:
-    with serve(server) as url, opened(browser, url) as page:
-        yield page
 
 
 def make(page: Page, server: StandIn, prompt: str = "a red circle") -> dict[str, Any]:

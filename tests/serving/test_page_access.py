@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,12 +26,6 @@ FOCUSED = """() => { const e = document.activeElement; const s = getComputedStyl
 @pytest.fixture
 def server() -> StandIn:
     return StandIn()
-
-
-@pytest.fixture
-def page(browser: Browser, server: StandIn) -> Iterator[Page]:
-    with serve(server) as url, opened(browser, url) as page:
-        yield page
 
 
 def test_the_form_by_keyboard_alone(page: Page, server: StandIn) -> None:

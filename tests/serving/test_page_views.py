@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,12 +23,6 @@ JOB = "job-0001"
 @pytest.fixture
 def server() -> StandIn:
     return StandIn()
-
-
-@pytest.fixture
-def page(browser: Browser, server: StandIn) -> Iterator[Page]:
-    with serve(server) as url, opened(browser, url) as page:
-        yield page
 
 
 @pytest.mark.parametrize(
