@@ -64,9 +64,9 @@ def product(nproc: int) -> list[Case]:
     ]
 
 
-#: Strategies that ask the same of a UNet: to cut its batch, its rows with all that is between them, or its weights.
+#: Strategies that ask the same of a UNet: to cut its rows with all that is between them, or its weights. The batches of
+#: every pipeline are cut in tests/pipelines.
 KINDS = (
-    ("CfgParallel", "DataParallel"),
     ("SyncPatch", "Ulysses", "DisplacedPatch", "Ring", "PartialPatch", "Usp", "TokenRing"),
     ("ShardedWeights", "TensorParallel"),
 )
