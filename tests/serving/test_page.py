@@ -236,8 +236,8 @@ def test_a_lost_connection_is_made_again(page: Page, server: StandIn) -> None:
 
 def test_a_server_that_is_gone(browser: Browser, server: StandIn) -> None:
     with serve(server) as url, opened(browser, url) as page:
+        field(page, "Prompt").fill("a circle")  # once it is there
         page.context.set_offline(True)
-        field(page, "Prompt").fill("a circle")
         page.get_by_role("button", name="Make").click()
         expect(page.get_by_text("The server does not answer. Is it still running?").last).to_be_visible()
 

@@ -24,18 +24,9 @@ if TYPE_CHECKING:
     from diffusers.hooks import HookRegistry, ModelHook
 
 __all__ = [
-    "Attend",
-    "AttentionHook",
-    "AroundHook",
-    "CalledAs",
-    "HookSet",
-    "InputHook",
-    "OutputHook",
-    "as_called",
-    "kept_arguments",
-    "original_forward",
-    "signature_of",
-]
+    "Attend", "AttentionHook", "AroundHook", "CalledAs", "HookSet", "InputHook", "OutputHook", "as_called",
+    "kept_arguments", "original_forward", "signature_of",
+]  # fmt: skip
 
 PREFIX = "partsong."
 

@@ -59,10 +59,10 @@ async function start() {
 
 /** Lists the models in both forms. Those of pictures name their strategies only once their ranks are there. */
 async function offer() {
-  const models = (await call("/v1/models")).data;
+  const [{ data: models }, isOperator] = await Promise.all([call("/v1/models"), server.offered()]);
   const draws = models.filter((model) => ["image", "video"].includes(model.kind));
   const talks = models.filter((model) => ["text", "thinking"].includes(model.kind));
-  $("to-server").hidden = !(await server.offered());
+  $("to-server").hidden = !isOperator;
   $("to-create").hidden = !draws.length;
   $("to-chat").hidden = !talks.length;
   $("views").hidden = [...$("views").children].filter((link) => !link.hidden).length < 2;
