@@ -18,13 +18,14 @@ from partsong.errors import PartsongError
 from partsong.serving import chat_api, images_api, jobs_api, operator_api, page_api, responses_api, videos_api
 from partsong.serving.access.addresses import path_of
 from partsong.serving.access.gate import Gate
+from partsong.serving.denoising import api as denoise_api
 from partsong.serving.errors import ApiError, as_api_error, invalid, no_answer
 from partsong.serving.server import Server
 
 __all__ = ["build_app", "endpoints"]
 
 #: What answers requests, in the order of the documentation's table.
-_APIS = (images_api, videos_api, responses_api, chat_api, jobs_api, operator_api, page_api)
+_APIS = (images_api, videos_api, denoise_api, responses_api, chat_api, jobs_api, operator_api, page_api)
 
 _log = logging.getLogger(__name__)
 

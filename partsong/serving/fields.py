@@ -12,7 +12,7 @@ from partsong.serving.jobs import Job
 from partsong.serving.limits import Limits
 from partsong.whole_text import whole_json
 
-__all__ = ["SamplingBody", "page_of", "read_size"]
+__all__ = ["SamplingBody", "page_of", "read_size", "without_null"]
 
 #: Fields that decide elsewhere, and those that clients may send as hints.
 _UNUSED = {"model", "size", "user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier"}
@@ -41,10 +41,7 @@ class SamplingBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _as_meant(cls, fields: Any) -> Any:
-        """Reads null as a field that is not there, as the official clients write it, and cleans all texts."""
-        if not isinstance(fields, dict):
-            return fields
-        return {name: whole_json(value) for name, value in fields.items() if value is not None}
+        return without_null(fields)
 
     def asked(self, limits: Limits, *, num: int = 1, frames: int | None = None, **more: Any) -> dict[str, Any]:
         """Returns what is asked for, by the names of `Job.request`; fields that are not set are left out.
@@ -81,6 +78,13 @@ def read_size(text: str | None) -> tuple[int | None, int | None]:
     if not (width.isdigit() and height.isdigit() and 0 < len(width) < 6 and 0 < len(height) < 6):
         raise ApiError(400, f"size {shortened(text)}: write WIDTHxHEIGHT in pixels, such as 512x512", param="size")
     return int(width), int(height)
+
+
+def without_null(fields: Any) -> Any:
+    """Reads null as a field that is not there, as the official clients write it, and cleans all texts."""
+    if not isinstance(fields, dict):
+        return fields
+    return {name: whole_json(value) for name, value in fields.items() if value is not None}
 
 
 def page_of(jobs: Sequence[Job], after: str | None, limit: int) -> tuple[Sequence[Job], bool]:

@@ -39,14 +39,19 @@ class Limits:
     start_seconds: float = 120.0
     kept_seconds: float = 24 * 3600.0
 
-    def check_queue(self, jobs: Iterable[Job], model: str) -> None:
+    def check_queue(self, jobs: Iterable[Job], model: str, *, more: int = 0) -> None:
         """Refuses a further job while too many wait.
+
+        Args:
+            jobs: of all models.
+            model: its name.
+            more: what else waits for the model.
 
         Raises:
             ApiError: the queue of the model is full; says when to try again.
         """
         of_model = [job for job in jobs if job.model == model]
-        waiting = sum(job.status == "queued" for job in of_model)
+        waiting = more + sum(job.status == "queued" for job in of_model)
         if waiting < self.waiting:
             return
         took = [job.seconds for job in of_model if job.seconds is not None][-8:]

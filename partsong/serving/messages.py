@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ __all__ = [
     "JobCancelled",
     "Check",
     "Checked",
+    "DenoiseCall",
+    "DenoiseAnswer",
     "FilePart",
     "JobFailed",
     "JobFinished",
@@ -29,6 +31,7 @@ __all__ = [
     "JobStepped",
     "Stop",
     "Submit",
+    "ToDesk",
     "ToRanks",
     "JobWork",
 ]
@@ -73,6 +76,8 @@ class JobWork:
         deadline: when it should be done, in seconds of `time.time`; None for no hurry.
         previews: how many unfinished pictures to show on the way.
         user: whose job it is; users have equal shares of the ranks.
+        pause: seconds without a call after which a session ends; None for what samples by itself. In a session a
+            client makes the calls of the denoiser one by one.
         memory: what it needs, which the first rank predicts.
     """
 
@@ -91,7 +96,13 @@ class JobWork:
     deadline: float | None = None
     previews: int = 0
     user: str = ""
+    pause: float | None = None
     memory: JobMemory = JobMemory()
+
+    @property
+    def is_session(self) -> bool:
+        """Says whether a client makes the calls of the denoiser."""
+        return self.pause is not None
 
     @property
     def setting(self) -> tuple[tuple[str, ...], str | None]:
@@ -138,12 +149,29 @@ class Recall:
     id: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenoiseCall:
+    """Asks for one call of the denoiser in a session that has begun; the answer is a `DenoiseAnswer`.
+
+    Attributes:
+        id: of the session.
+        number: of the call.
+        body: its arguments, as a safetensors file.
+    """
+
+    id: str
+    number: int
+    body: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Asks the replica to end once no call of the model is running."""
 
 
-ToRanks = Submit | Check | Cancel | Recall | Stop
+#: What the desk of the first rank decides about.
+ToDesk = Submit | Cancel | Recall | DenoiseCall | Stop
+ToRanks = ToDesk | Check
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +185,9 @@ class Ready:
         takes_picture: whether a call can begin with a picture.
         takes_pictures: whether it can begin with several.
         takes_mask: whether it can have a mask as well.
+        denoiser: its denoiser, as clients that call it themselves have to know it: ``class``, ``arguments``, ``dtype``
+            and ``config``.
+        session_strategies: names of those that can be used there.
     """
 
     strategies: tuple[str, ...]
@@ -165,6 +196,8 @@ class Ready:
     takes_picture: bool = False
     takes_pictures: bool = False
     takes_mask: bool = False
+    denoiser: Mapping[str, Any] = field(default_factory=dict)
+    session_strategies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +280,27 @@ class JobFinished:
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenoiseAnswer:
+    """Answers a `DenoiseCall`.
+
+    Attributes:
+        id: of the session.
+        number: of the call.
+        body: the prediction, as a safetensors file with one tensor, ``sample``.
+        spent: by rank.
+        seconds: wall time on the ranks.
+        error: why the call was refused, which leaves the session as it was; None where it was made.
+    """
+
+    id: str
+    number: int
+    body: bytes = b""
+    spent: tuple[Spent, ...] = ()
+    seconds: float = 0.0
+    error: PartsongError | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class JobCancelled:
     """Says that a job was dropped."""
@@ -290,5 +344,15 @@ class JobFailed:
 JOB_ENDS = (JobFinished, JobFailed, JobCancelled)
 
 FromRanks = (
-    Ready | Pulse | Checked | JobStarted | JobStepped | JobFinished | JobCancelled | JobReturned | JobFailed | FilePart
+    Ready
+    | Pulse
+    | Checked
+    | DenoiseAnswer
+    | JobStarted
+    | JobStepped
+    | JobFinished
+    | JobCancelled
+    | JobReturned
+    | JobFailed
+    | FilePart
 )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from partsong.serving.jobs import Job
+from partsong.serving.messages import DenoiseAnswer
 from partsong.serving.replica import StartTrouble
 
 __all__ = ["Metrics", "labels_of"]
@@ -44,6 +45,10 @@ class Metrics:
         self.user_requests = Counter(
             "partsong_user_requests", "Requests by who sent them", ("user",), registry=registry
         )
+        self.calls = Counter("partsong_denoise_calls", "Calls of a denoiser by clients", both, registry=registry)
+        self.call_seconds = Counter(
+            "partsong_denoise_seconds", "Seconds that ranks worked on them", both, registry=registry
+        )
         self.ended = Counter("partsong_requests", "Jobs by how they ended", ("model", "status"), registry=registry)
         self.restarts = Counter("partsong_restarts", "Starts of a replica after its first", model, registry=registry)
 
@@ -58,6 +63,13 @@ class Metrics:
             self.user_jobs.labels(job.user, job.status).inc()
             self.user_seconds.labels(job.user).inc(job.seconds or 0.0)
 
+    def note_call(self, model: str, strategy: str, answered: DenoiseAnswer) -> None:
+        """Counts a client's call of a denoiser."""
+        labels = model, _without_knobs(strategy)
+        self.calls.labels(*labels).inc()
+        self.call_seconds.labels(*labels).inc(answered.seconds)
+        self.bytes_sent.labels(*labels).inc(sum(spent.bytes_sent for spent in answered.spent))
+
     def show_failing(self, troubles: Mapping[str, StartTrouble]) -> None:
         """Shows which models cannot be started, by their names, and no others."""
         self._failing.clear()
@@ -70,5 +82,10 @@ class Metrics:
 
 
 def labels_of(job: Job) -> tuple[str, str]:
-    """Returns the labels of a job's counters; knobs are left out, since clients choose those freely."""
-    return job.model, "+".join(part.partition(":")[0] for part in job.strategy.split("+"))
+    """Returns the labels of a job's counters."""
+    return job.model, _without_knobs(job.strategy)
+
+
+def _without_knobs(strategy: str) -> str:
+    """Returns the names of strategies alone, since clients choose their knobs freely."""
+    return "+".join(part.partition(":")[0] for part in strategy.split("+"))

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from partsong.serving.access.own_jobs import check_operator
+from partsong.serving.denoising.sessions import DenoiseSession
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
 
@@ -33,6 +34,7 @@ async def state(request: Request) -> dict[str, Any]:
         "leaves": server.leaves_at is not None,
         "models": [_model(server, name) for name in server.replicas]
         + [{"id": name, "kind": "text", "ready": text.ready} for name, text in server.texts.items()],
+        "sessions": [_session(session) for session in server.sessions],
         "users": [_user(name, jobs) for name in sorted({job.user for job in jobs})],
         "disk": {"free": disk.free, "total": disk.total},
         "unwritten_jobs": len(server.unwritten),
@@ -61,6 +63,12 @@ def _model(server: Server, name: str) -> dict[str, Any]:
         "running": states.count("in_progress"),
         "trouble": None if replicas.trouble is None else str(replicas.trouble),
     }
+
+
+def _session(session: DenoiseSession) -> dict[str, Any]:
+    shown = ("id", "model", "strategy", "calls", "seconds")
+    told = session.as_json()
+    return {**{name: told[name] for name in shown}, "user": session.user or None, "waits": not session.begun.done()}
 
 
 def _user(name: str, jobs: list[Job]) -> dict[str, Any]:

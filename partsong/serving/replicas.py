@@ -13,6 +13,7 @@ from partsong.serving.messages import (
     JOB_ENDS,
     Cancel,
     Checked,
+    DenoiseCall,
     FromRanks,
     JobCancelled,
     JobFailed,
@@ -161,6 +162,11 @@ class Replicas:
         self._works.pop(name, None)
         self._cancelled.discard(name)
         self._roster.end(name)
+
+    def call(self, message: DenoiseCall) -> bool:
+        """Passes on a call in a session that has begun; says whether its ranks are connected."""
+        place = self._roster.where(message.id)
+        return place is not None and self._replicas[place].send(message)
 
     async def check(self, work: JobWork) -> Checked:
         """Asks a replica whether a job could be carried out.

@@ -13,19 +13,18 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partsong.errors import OutputError
+from partsong.errors import OutputError, PartsongError
 from partsong.seeds import check_seed
 from partsong.serving.access.users import OPERATOR, User, Users
 from partsong.serving.answers.response_store import ResponseStore
+from partsong.serving.denoising.sessions import DenoiseSessions
 from partsong.serving.errors import ApiError, leaving
 from partsong.serving.expiry import sweep
 from partsong.serving.job_progress import JobProgress
 from partsong.serving.jobs import Job, Watchers
 from partsong.serving.journal import JobJournal
 from partsong.serving.limits import Limits
-from partsong.serving.messages import (
-    JobWork,
-)
+from partsong.serving.messages import FromRanks, JobWork
 from partsong.serving.metrics import Metrics
 from partsong.serving.operating.chores import Chores
 from partsong.serving.operating.outputs import DailyOutputs
@@ -132,7 +131,7 @@ class Server:
 
     async def start(self) -> None:
         """Resumes unfinished jobs, and starts all replicas."""
-        self._progress = JobProgress(self)
+        self._progress, self.sessions = JobProgress(self), DenoiseSessions(self)
         self.chores = Chores()
         self.unwritten: set[str] = set()  # jobs whose last change the journal does not know
         self.created = int(time.time())
@@ -141,9 +140,7 @@ class Server:
             if not job.has_ended:
                 self._take_up(job)
         for model in self.models:
-            replicas = Replicas(
-                model, self.runner, self.num_replicas, on_message=self._progress.take, on_lost=self._progress.lost
-            )
+            replicas = Replicas(model, self.runner, self.num_replicas, on_message=self._take, on_lost=self._lost)
             self.replicas[model.name] = replicas
             self._progress.suspects[model.name] = Suspects(replicas.submit)
             self.rooms[model.name] = WaitingRoom(replicas, self.limits, lambda: self.leaves_at is not None)
@@ -167,6 +164,7 @@ class Server:
         """Ends all replicas, after the grace of `leave`; other jobs are resumed by the next server with this folder."""
         await self._finish_running()
         self._sweeper.cancel()
+        self.sessions.end_all()
         self.chores.cancel()
         for task in self._starts.values():
             task.cancel()
@@ -174,6 +172,13 @@ class Server:
         if self._other is not None:
             await self._other.close()
         self.journal.close()
+
+    def _take(self, replicas: Replicas, message: FromRanks) -> None:
+        if not self.sessions.take(message):
+            self._progress.take(replicas, message)
+
+    def _lost(self, replicas: Replicas, begun: Mapping[str, JobWork], error: PartsongError) -> None:
+        self._progress.lost(replicas, self.sessions.lost(begun, error), error)
 
     async def _start_texts(self) -> None:
         from partsong.serving.texts.upstream import Upstream, UpstreamText

@@ -26,7 +26,7 @@ __all__ = ["ACCESS", "Gate"]
 #: Logs one line for each request.
 ACCESS = logging.getLogger("partsong.serving.access")
 #: Types of bodies that a page of another site cannot send without asking first, and that of forms with files.
-_TYPES = ("application/json", "multipart/form-data")
+_TYPES = ("application/json", "multipart/form-data", "application/octet-stream")
 #: What a client may call its request; anything else gets a name of the server's own.
 _NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 

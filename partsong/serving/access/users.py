@@ -6,15 +6,26 @@ import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from partsong.errors import ArgumentError
 from partsong.serving.errors import ApiError
-from partsong.serving.jobs import Job
 
 __all__ = ["LEAST_KEY", "OPERATOR", "User", "Users", "check_key"]
 
 #: Minimum length of a key where others can reach the server.
 LEAST_KEY = 16
+
+
+class OwnedWork(Protocol):
+    """Describes what somebody has asked for: a job, or a session."""
+
+    user: str
+
+    @property
+    def has_ended(self) -> bool:
+        """Says whether it is over."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +48,7 @@ class User:
         """Says whether what belongs to a user of that name is theirs to see."""
         return self.is_operator or owner == self.name
 
-    def check_jobs(self, jobs: Iterable[Job]) -> None:
+    def check_jobs(self, jobs: Iterable[OwnedWork]) -> None:
         """Refuses a further job while too many of this user wait or run.
 
         Raises:

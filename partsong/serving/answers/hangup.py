@@ -11,7 +11,10 @@ from fastapi import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-__all__ = ["HungUpError", "WatchedStream", "unless_hung_up"]
+__all__ = ["HUNG_UP", "HungUpError", "WatchedStream", "unless_hung_up"]
+
+#: Status of a reply that nobody receives.
+HUNG_UP = 499
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from partsong.errors import PartsongError
 from partsong.serving.answers.chat_fields import read_fields
 from partsong.serving.answers.chat_format import chunks_of
-from partsong.serving.answers.hangup import HungUpError, WatchedStream, unless_hung_up
+from partsong.serving.answers.hangup import HUNG_UP, HungUpError, WatchedStream, unless_hung_up
 from partsong.serving.texts.events import TextEvent
 from partsong.serving.texts.reply_votes import ReplyVotes, needs_reply_votes
 from partsong.serving.texts.served import ServedText, find_text
@@ -24,8 +24,6 @@ __all__ = ["ReplyForm", "Respond", "answer_text", "begun", "reply"]
 
 #: The endpoint whose replies can vote.
 _CHATS = "/chat/completions"
-#: Status of a reply that is not read.
-_HUNG_UP = 499
 
 #: Answers the fields of a request with a model and what stands after its name.
 Respond = Callable[[ServedText, str, dict[str, Any]], Awaitable[Response]]
@@ -75,7 +73,7 @@ async def answer_text(request: Request, path: str, respond: Respond) -> Response
             return await _vote(request, text, ReplyVotes.read(strategy, fields, text.name, text.limits), fields)
         return await respond(text, strategy, fields)
     except HungUpError:
-        return Response(status_code=_HUNG_UP)
+        return Response(status_code=HUNG_UP)
 
 
 async def begun(request: Request, events: AsyncGenerator[TextEvent, None]) -> None:

@@ -6,7 +6,18 @@ import itertools
 import time
 from collections.abc import Callable
 
-from partsong.serving.messages import Cancel, JobCancelled, JobReturned, JobWork, Recall, Stop, Submit
+from partsong.errors import ArgumentError
+from partsong.serving.messages import (
+    Cancel,
+    DenoiseAnswer,
+    DenoiseCall,
+    JobCancelled,
+    JobReturned,
+    JobWork,
+    Stop,
+    Submit,
+    ToDesk,
+)
 from partsong.serving.ranks.orders import Orders
 from partsong.serving.turns import Shares, Standing, choose, entry_time
 
@@ -24,12 +35,12 @@ class Desk:
     """Keeps the jobs of a replica in order.
 
     Jobs whose strategies keep nothing between steps take turns, as many at once as fit into memory by what the planner
-    predicts, all under one setting of the model. Any other job runs by itself, from start to end. When the running jobs
-    are done, the next job in the queue decides the next setting of the model. In the queue users take turns, each with
-    the oldest of their jobs.
+    predicts, all under one setting of the model. Any other job runs by itself, from start to end, and so does a session
+    until its client closes it or makes no calls any more. When the running jobs are done, the next job in the queue
+    decides the next setting of the model. In the queue users take turns, each with the oldest of their jobs.
 
     Args:
-        can_join: says whether jobs of some strategies can take turns.
+        can_join: says whether a job can take turns with others.
         max_rows: most samples in one call of the model.
         max_active: most jobs that take turns.
         room: bytes that a rank may take; None for no bound.
@@ -37,13 +48,17 @@ class Desk:
     Attributes:
         waiting: jobs that have not begun, by arrival.
         standings: places in the order, of the jobs that take turns.
+        session: the one that has the ranks; None for none.
     """
 
     def __init__(
-        self, can_join: Callable[[tuple[str, ...]], bool], *, max_rows: int, max_active: int, room: int | None = None
+        self, can_join: Callable[[JobWork], bool], *, max_rows: int, max_active: int, room: int | None = None
     ) -> None:
         self.waiting: list[JobWork] = []
         self.standings: dict[str, Standing] = {}
+        self.session: JobWork | None = None
+        self._calls: list[DenoiseCall] = []
+        self._called = 0.0  # when the session was last called, by `time.monotonic`
         self._can_join, self._max_rows, self._max_active = can_join, max_rows, max_active
         self._room = room
         self._shares = Shares()
@@ -57,12 +72,18 @@ class Desk:
     @property
     def is_idle(self) -> bool:
         """Says whether there is nothing to do."""
-        return not (self.waiting or self.standings or self._dropped or self._ends)
+        work = self.standings or self.waiting if self.session is None else self._calls
+        return not (work or self._dropped or self._ends)
 
-    def take(self, message: Submit | Cancel | Recall | Stop) -> JobCancelled | JobReturned | None:
-        """Notes what the server asks for; returns the message about a job that leaves before it began."""
+    def take(self, message: ToDesk) -> JobCancelled | JobReturned | DenoiseAnswer | None:
+        """Notes what the server asks for; returns the message about a job or call that will not be begun."""
         if isinstance(message, Stop):
             self._ends = True
+        elif isinstance(message, DenoiseCall):
+            if self.session is None or message.id != self.session.id:
+                error = ArgumentError(f"session {message.id} has ended")
+                return DenoiseAnswer(id=message.id, number=message.number, error=error)
+            self._calls.append(message)
         elif isinstance(message, Submit):
             if message.work.id not in self._known:  # a server repeats what may not have arrived
                 self._known[message.work.id] = None
@@ -80,7 +101,7 @@ class Desk:
                 return JobCancelled(message.id)
             self._known.pop(message.id)  # it may come back
             return JobReturned(message.id)
-        elif isinstance(message, Cancel) and message.id in self.standings:
+        elif isinstance(message, Cancel) and (message.id in self.standings or self._has_session(message.id)):
             self._dropped.append(message.id)
         return None
 
@@ -88,15 +109,26 @@ class Desk:
         """Returns what the ranks do next, and counts it as done."""
         if self._ends:
             return Orders(ends=True)
+        if self.session is not None and not self._calls:
+            pause = time.monotonic() - self._called
+            if pause > (self.session.pause or 0.0):
+                self._dropped.append(self.session.id)
         dropped, self._dropped = tuple(self._dropped), []
         for name in dropped:
             self.forget(name)
+        if self.session is not None:
+            self._called = time.monotonic() if self._calls else self._called
+            return Orders(dropped=dropped, call=self._calls.pop(0) if self._calls else None)
         queue = self._shares.order(self.waiting, self.standings.values()) if self.waiting else []
-        if not self.standings and queue and not self._can_join(queue[0].strategies):
-            self.waiting.remove(queue[0])
-            self._since.pop(queue[0].id)
+        if not self.standings and queue and not self._can_join(queue[0]):
+            work = queue[0]
+            self.waiting.remove(work)
+            self._since.pop(work.id)
             self._setting = None
-            return Orders(dropped=dropped, whole=queue[0])
+            if not work.is_session:
+                return Orders(dropped=dropped, whole=work)
+            self.session, self._called = work, time.monotonic()
+            return Orders(dropped=dropped, setting=work.setting, begun=(work,))
         setting, begun = self._admit(queue)
         steppers = [each for each in self.standings.values() if each.shape]
         chosen = choose(steppers, max_rows=self._max_rows, now=time.time(), used=self._shares.used)
@@ -105,6 +137,9 @@ class Desk:
     def forget(self, name: str) -> None:
         """Takes a job that has ended off the list."""
         self.standings.pop(name, None)
+        if self._has_session(name):
+            self.session = None
+            self._calls.clear()
 
     def unset(self) -> None:
         """Notes that the model's setting is unknown and has to be made again."""
@@ -114,6 +149,8 @@ class Desk:
         """Notes how long orders took."""
         if orders.whole is not None:
             self._shares.add(orders.whole.user, seconds)
+        if self.session is not None:
+            self._shares.add(self.session.user, seconds)
         self._shares.charge([self.standings[name] for name in orders.steps if name in self.standings], seconds)
 
     def _admit(self, queue: list[JobWork]) -> tuple[_Setting | None, tuple[JobWork, ...]]:
@@ -125,7 +162,7 @@ class Desk:
         for work in queue:
             if len(self.standings) >= self._max_active:
                 break
-            if work.setting != self._setting or not self._fits(work):
+            if work.setting != self._setting or not self._can_join(work) or not self._fits(work):
                 if time.monotonic() - self._since[work.id][1] > _PATIENCE:
                     break  # it has waited long enough; no later job may overtake it
                 continue
@@ -138,6 +175,9 @@ class Desk:
             self.waiting.remove(work)
             begun.append(work)
         return changed, tuple(begun)
+
+    def _has_session(self, name: str) -> bool:
+        return self.session is not None and self.session.id == name
 
     def _fits(self, work: JobWork) -> bool:
         """Says whether a rank can hold a job beside those that take turns; with no other job it always begins."""

@@ -13,11 +13,12 @@ from partsong.errors import DistributedError, PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh
 from partsong.parallel.hooks.model_hooks import as_called
-from partsong.serving.messages import JobWork, Spent
+from partsong.serving.messages import DenoiseAnswer, DenoiseCall, JobWork, Spent
 from partsong.serving.ranks.orders import Orders, compare_ranks, share_failures
 from partsong.serving.ranks.outcome import TurnOutcome
 from partsong.serving.ranks.paused_job import PausedJob, refused
 from partsong.serving.ranks.served_model import ServedModel
+from partsong.serving.ranks.session import Session
 from partsong.serving.ranks.whole_job import WholeJob
 
 __all__ = ["Floor"]
@@ -37,6 +38,7 @@ class Floor:
 
     def __init__(self, model: ServedModel, mesh: Mesh, *, shares_files: bool) -> None:
         self.jobs: dict[str, PausedJob] = {}
+        self._session: Session | None = None
         self._decoders = itertools.cycle(range(mesh.world_size if shares_files else 1))
         self._model, self._mesh, self._everyone = model, mesh, mesh.on_host("data")
 
@@ -62,6 +64,8 @@ class Floor:
                     self._begin(work, outcome)
             if orders.whole is not None:
                 WholeJob(self._model, self._mesh, orders.whole, report).run(outcome)
+            if orders.call is not None and self._session is not None:
+                self._answer(self._session, orders.call, outcome)
             here = [self.jobs[name] for name in orders.steps if name in self.jobs]
             if here:
                 self._step(here, outcome)
@@ -89,6 +93,9 @@ class Floor:
             outcome.failed |= {work.id: error for work in orders.begun}
 
     def _begin(self, work: JobWork, outcome: TurnOutcome) -> None:
+        if work.is_session:
+            self._session = Session(self._model, work)
+            return
         try:
             # All ranks count alike. A job without strategies is only on the first one.
             decoder = next(self._decoders) if work.strategies else 0
@@ -111,14 +118,34 @@ class Floor:
         except (DistributedError, torch.AcceleratorError):  # another rank or the device is gone: only a restart helps
             raise
         except Exception as error:  # noqa: BLE001 - any model can fail in any way; mostly on all ranks alike
-            self._mesh.abandon()  # if it failed here alone, the next exchange says so, and the ranks start anew
-            for job in jobs:
-                self._end(job.work.id)
-                outcome.failed[job.work.id] = refused(type(self._model.pipe).__name__, error)
+            self._fail([job.work.id for job in jobs], type(self._model.pipe).__name__, error, outcome)
             return
         for index, job in enumerate(jobs):
             part = output if len(jobs) == 1 else joined.part(output, nums, index)
             self._go_on(job, part, outcome)
+
+    def _answer(self, session: Session, call: DenoiseCall, outcome: TurnOutcome) -> None:
+        """Makes a client's call of the denoiser."""
+        try:
+            named = session.arguments(call)
+        except PartsongError as error:
+            outcome.answer = DenoiseAnswer(id=call.id, number=call.number, error=error)
+            return
+        try:
+            body = session.answer(named, writes=self._mesh.is_main)
+        except (DistributedError, torch.AcceleratorError):
+            raise
+        except Exception as error:  # noqa: BLE001 - as in `_step`
+            self._fail([call.id], type(self._model.denoiser).__name__, error, outcome)
+            return
+        outcome.answer = DenoiseAnswer(id=call.id, number=call.number, body=body)
+
+    def _fail(self, names: list[str], caller: str, error: Exception, outcome: TurnOutcome) -> None:
+        """Ends jobs whose call of the denoiser has failed."""
+        self._mesh.abandon()  # if it failed here alone, the next exchange says so, and the ranks start anew
+        for name in names:
+            self._end(name)
+            outcome.failed[name] = refused(caller, error)
 
     def _go_on(self, job: PausedJob, output: Any, outcome: TurnOutcome) -> None:
         try:
@@ -138,3 +165,6 @@ class Floor:
         job = self.jobs.pop(name, None)
         if job is not None:
             job.close()
+        if self._session is not None and self._session.work.id == name:
+            self._session = None
+            self._model.switch(((), None))  # what strategies have kept goes with it

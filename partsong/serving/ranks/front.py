@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 from partsong.accelerator import memory_in_use
 from partsong.parallel import Mesh
@@ -77,7 +76,10 @@ class Front:
     ) -> None:
         self._settings, self._model, self._floor = settings, model, floor
         self._office = Office(settings, model, mesh, forecast)
-        join = partial(can_join, calls_per_step=calls_per_step)
+
+        def join(work: JobWork) -> bool:
+            return not work.is_session and can_join(work.strategies, calls_per_step)
+
         room = None if forecast is None else forecast.room
         self._desk = Desk(join, max_rows=settings.max_rows, max_active=settings.max_active, room=room)
         self._colours = _colours(model)
@@ -116,6 +118,8 @@ class Front:
             self._office.send(JobFailed(name, error))
             self._desk.unset()
         self._office.unstoppable = None
+        if outcome.answer is not None and outcome.answer.id not in outcome.failed:
+            self._office.send(replace(outcome.answer, spent=outcome.spent, seconds=outcome.seconds))
         sharers = [*outcome.stepped, *outcome.done]
         for name in sharers:
             self._accounts[name].add(outcome.spent, len(sharers))

@@ -21,9 +21,8 @@ from partsong.serving.messages import (
     JobReturned,
     JobStepped,
     JobWork,
-    Recall,
-    Stop,
     Submit,
+    ToDesk,
     ToRanks,
 )
 from partsong.serving.ranks.courier import Courier
@@ -53,7 +52,7 @@ class Office:
         self._line = Client(settings.address, authkey=settings.authkey)
         self._model, self._mesh, self._forecast = model, mesh, forecast
         self._courier = Courier() if settings.sends_files else None
-        self._asked: SimpleQueue[Submit | Cancel | Recall | Stop] = SimpleQueue()
+        self._asked: SimpleQueue[ToDesk] = SimpleQueue()
         self._sending = threading.Lock()
         self.unstoppable: str | None = None
         threading.Thread(target=self._read, name="what the server asks for", daemon=True).start()
@@ -68,13 +67,13 @@ class Office:
             if self._courier is not None and isinstance(message, (*JOB_ENDS, JobReturned)):
                 self._courier.forget(message.id)
 
-    def asked(self, patience: float) -> list[Submit | Cancel | Recall | Stop]:
+    def asked(self, patience: float) -> list[ToDesk]:
         """Returns the requests since the last call.
 
         Args:
             patience: seconds to wait for the first one; 0 returns at once.
         """
-        messages: list[Submit | Cancel | Recall | Stop] = []
+        messages: list[ToDesk] = []
         try:
             messages.append(self._asked.get(timeout=patience) if patience else self._asked.get_nowait())
             while True:
@@ -98,7 +97,7 @@ class Office:
 
     def _checked(self, work: JobWork) -> Checked:
         checked, forecast = check_work(self._model, self._mesh, work), self._forecast
-        if checked.error is not None:
+        if checked.error is not None or work.is_session:  # the sizes of a session come with its calls
             return checked
         try:
             if forecast is None or not forecast.knows_sizes:
@@ -110,6 +109,6 @@ class Office:
         return checked
 
     def _taken(self, work: JobWork) -> JobWork:
-        if self._forecast is not None:
+        if self._forecast is not None and not work.is_session:
             work = replace(work, memory=self._forecast.of(work))
         return work if self._courier is None else self._courier.take(work)

@@ -12,7 +12,7 @@ import torch
 from partsong.errors import PartsongError, RankError
 from partsong.parallel.ranks.collectives import agree, broadcast
 from partsong.parallel.ranks.mesh import Axis
-from partsong.serving.messages import JobWork, Spent
+from partsong.serving.messages import DenoiseCall, JobWork, Spent
 
 __all__ = ["Orders", "compare_ranks", "share_failures", "share_orders", "share_switch"]
 
@@ -30,6 +30,7 @@ class Orders:
         begun: jobs to begin.
         steps: jobs that make a step together.
         whole: a job that runs to its end in the pipeline's own loop; None for none.
+        call: a client's call of the denoiser, in a session that has begun; None for none.
         ends: whether the ranks end.
     """
 
@@ -38,6 +39,7 @@ class Orders:
     begun: tuple[JobWork, ...] = ()
     steps: tuple[str, ...] = ()
     whole: JobWork | None = None
+    call: DenoiseCall | None = None
     ends: bool = False
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from partsong.errors import PartsongError
-from partsong.serving.messages import Spent
+from partsong.serving.messages import DenoiseAnswer, Spent
 from partsong.serving.ranks.paused_job import PausedJob
 
 __all__ = ["TurnOutcome"]
@@ -23,6 +23,7 @@ class TurnOutcome:
         ended: those of them that took turns.
         failed: jobs that ended in an error, with that error.
         dropped: jobs that were dropped.
+        answer: to a client's call of the denoiser; None where there was none, or where another rank has it.
         spent: what each rank spent.
         seconds: how long the ranks took.
     """
@@ -32,6 +33,7 @@ class TurnOutcome:
     ended: list[PausedJob] = field(default_factory=list)
     failed: dict[str, PartsongError] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
+    answer: DenoiseAnswer | None = None
     spent: tuple[Spent, ...] = ()
     seconds: float = 0.0
 

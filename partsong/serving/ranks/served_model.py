@@ -178,9 +178,12 @@ def check_work(model: ServedModel, mesh: Mesh, work: JobWork) -> Checked:
     """Checks whether a job could be made, without any work and without the other ranks."""
     try:
         chosen = _chosen(model, mesh, work.strategies)
-        check_arguments(type(model.pipe), work.arguments)
-        check_prompt(work.prompt)
-        _check_picture(model, work)
+        if work.is_session:
+            _check_session(model, chosen)
+        else:
+            check_arguments(type(model.pipe), work.arguments)
+            check_prompt(work.prompt)
+            _check_picture(model, work)
         if work.lora is not None and work.lora not in model.loras:
             known = ", ".join(model.loras) or "none"
             raise CannotMakeError(f"there is no adapter {work.lora!r} here; these are: {known}", "lora")
@@ -219,7 +222,25 @@ def description(settings: ReplicaSettings, model: ServedModel, mesh: Mesh) -> Re
         takes_picture="image" in known,
         takes_pictures=settings.pipeline in _WITH_SEVERAL,
         takes_mask="mask_image" in known,
+        denoiser=_denoiser_facts(model.denoiser),
+        session_strategies=tuple(name for name, kind in strategies().items() if _suits_sessions(kind())),
     )
+
+
+def _denoiser_facts(denoiser: nn.Module) -> dict[str, Any]:
+    known = [
+        name for name in inspect.signature(type(denoiser).forward).parameters if name not in ("self", "return_dict")
+    ]
+    config = dict(getattr(denoiser, "config", {}))
+    plain = {name: value for name, value in config.items() if name[0] != "_" and _is_plain(value)}
+    dtype = str(next(denoiser.parameters()).dtype).removeprefix("torch.")
+    return {"class": type(denoiser).__name__, "arguments": known, "dtype": dtype, "config": plain}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def can_join(names: tuple[str, ...], calls_per_step: int) -> bool:
@@ -251,6 +272,23 @@ def _legal(model: ServedModel, mesh: Mesh) -> list[str]:
         if mesh.world_size > 1 and strategy.denoises:
             legal.append(name)
     return legal
+
+
+def _check_session(model: ServedModel, chosen: tuple[Strategy, ...]) -> None:
+    """Refuses a session on what a client cannot call by itself."""
+    parts = [name for name in DENOISERS if isinstance(getattr(model.pipe, name, None), nn.Module)]
+    if len(parts) > 1:
+        raise CannotMakeError(
+            f"this model has several denoisers ({', '.join(parts)}), and a session calls one", "model"
+        )
+    for strategy in chosen:
+        if not _suits_sessions(strategy):
+            why = "samples with a loop of its own" if strategy.has_loop else "is not about the denoiser"
+            raise CannotMakeError(f"{type(strategy).__name__} {why}, so a session cannot have it", "strategy")
+
+
+def _suits_sessions(strategy: Strategy) -> bool:
+    return strategy.denoises and not strategy.has_loop
 
 
 def _check_picture(model: ServedModel, work: JobWork) -> None:

@@ -1,0 +1,1 @@
+"""Lets clients call a denoiser themselves, on ranks that live."""
