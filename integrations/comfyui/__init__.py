@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from .nodes import PartsongEdit, PartsongImage, PartsongStrategy, PartsongVideo
+from .nodes import PartsongEdit, PartsongImage, PartsongModel, PartsongStrategy, PartsongVideo
 
 __all__ = ["comfy_entrypoint"]
 
@@ -14,7 +14,7 @@ class PartsongExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """Returns the classes of the nodes."""
-        return [PartsongImage, PartsongEdit, PartsongVideo, PartsongStrategy]
+        return [PartsongImage, PartsongEdit, PartsongVideo, PartsongModel, PartsongStrategy]
 
 
 async def comfy_entrypoint() -> PartsongExtension:

@@ -32,7 +32,15 @@ Event = tuple[str, dict[str, Any]]
 
 
 class ServerError(RuntimeError):
-    """Says what the server answered instead of a success, or that it does not answer."""
+    """Says what the server answered instead of a success, or that it does not answer.
+
+    Attributes:
+        status: of HTTP; None where no answer came.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ServerClient:
@@ -79,6 +87,11 @@ class ServerClient:
         """Sends JSON and returns the JSON that comes back."""
         with self._open("POST", path, json.dumps(body).encode(), "application/json") as (response, _):
             return json.loads(response.read())
+
+    def send(self, path: str, content: bytes) -> bytes:
+        """Sends bytes and returns the bytes that come back."""
+        with self._open("POST", path, content, "application/octet-stream") as (response, _):
+            return response.read()
 
     def run(
         self, body: Mapping[str, Any], on_event: Callable[[str, dict[str, Any]], None], check: Callable[[], None]
@@ -193,7 +206,7 @@ class ServerClient:
                 connection.request(method, self._address.path + path, body, headers)
                 response = connection.getresponse()
                 if not 200 <= response.status < 300:
-                    raise ServerError(_sentence(response))
+                    raise ServerError(_sentence(response), response.status)
                 yield response, sock
             except (OSError, HTTPException) as error:
                 raise LostError(f"the connection to {self.url} was lost: {error}") from error

@@ -1,4 +1,4 @@
-"""The nodes: pictures, edits and videos made by a partsong server, and the strategy they are made with."""
+"""The nodes: pictures, edits and videos made by a partsong server, its denoiser as a model, and the strategy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from comfy_api.latest import ComfyAPISync, InputImpl, io
 
 from . import pictures
 from .client import ServerClient, ServerError
+from .denoiser import RemoteDenoiser, described
 
-__all__ = ["PartsongEdit", "PartsongImage", "PartsongStrategy", "PartsongVideo"]
+__all__ = ["PartsongEdit", "PartsongImage", "PartsongModel", "PartsongStrategy", "PartsongVideo"]
 
 _STRENGTH = "How far to go from the picture, up to 1. -1 takes the model's own."
 #: What travels between the strategy node and the others: the text that `partsong image --strategy` takes.
@@ -145,6 +146,50 @@ class PartsongEdit(io.ComfyNode):
             if name.endswith(".partial_image"):
                 progress.partial(data)
         raise ServerError("the server ended its answer without a picture; its log may say why")
+
+
+class PartsongModel(io.ComfyNode):
+    """Offers a server's denoiser as a model of ComfyUI, for its own samplers."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Describes the node."""
+        return _schema(
+            "Model",
+            "A model whose every step is shared by the workers of a partsong server. Connect it to a KSampler; text "
+            "encoders and the VAE are ComfyUI's own.",
+            inputs=[
+                io.String.Input("model", default="", tooltip="Empty takes the server's first one."),
+                StrategyType.Input("strategy", optional=True, tooltip="Without one the planner chooses."),
+            ],
+            outputs=[io.Model.Output("sampled", display_name="model")],
+        )
+
+    @classmethod
+    def execute(cls, model: str = "", strategy: str | None = None) -> io.NodeOutput:
+        """Returns the model, without weights here.
+
+        Raises:
+            ServerError: the server or ComfyUI cannot sample it.
+        """
+        import comfy.model_management
+        import comfy.model_patcher
+        import comfy.supported_models
+
+        client = ServerClient()
+        remote = RemoteDenoiser(client, described(client, model.strip()), strategy)
+        channels = {"in_channels": remote.in_channels, "out_channels": remote.in_channels}
+        kind = getattr(comfy.supported_models, remote.config)
+        config = kind({**channels, "disable_unet_model_creation": True})
+        config.set_inference_dtype(remote.dtype, None)
+        made = config.get_model({})
+        made.diffusion_model = remote
+        patcher = comfy.model_patcher.ModelPatcher(
+            made,
+            load_device=comfy.model_management.get_torch_device(),
+            offload_device=comfy.model_management.unet_offload_device(),
+        )
+        return io.NodeOutput(patcher)
 
 
 class NodeProgress:

@@ -58,7 +58,13 @@ class PictureService:
         legal = () if facts is None else facts.strategies
         defaults = {} if facts is None else facts.defaults
         shown = {_SHOWN.get(key, key): value for key, value in defaults.items()}
-        return {"id": self.name, "kind": self.kind, "strategies": [AUTO, *legal, SERIAL], "defaults": shown}
+        return {
+            "id": self.name,
+            "kind": self.kind,
+            "strategies": [AUTO, *legal, SERIAL],
+            "defaults": shown,
+            "denoiser": None if facts is None else dict(facts.denoiser),
+        }
 
 
 def find_model(models: Sequence[PictureService], name: str | None, kind: str) -> PictureService:

@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from tests.integrations import comfy_sampling
 
 PACK = Path(__file__).resolve().parents[2] / "integrations" / "comfyui"
 
@@ -129,7 +132,7 @@ class Comfy:
     def modules(self) -> dict[str, types.ModuleType]:
         """Returns the modules that the pack imports, by name."""
         names = {"INT": "Int", "FLOAT": "Float", "STRING": "String", "COMBO": "Combo"}
-        names |= {"IMAGE": "Image", "MASK": "Mask", "VIDEO": "Video"}
+        names |= {"IMAGE": "Image", "MASK": "Mask", "VIDEO": "Video", "MODEL": "Model"}
         io = types.SimpleNamespace(
             **{name: io_type(kind) for kind, name in names.items()},
             Custom=io_type,
@@ -146,9 +149,16 @@ class Comfy:
         )
         management = types.ModuleType("comfy.model_management")
         check = self.throw_exception_if_processing_interrupted
-        management.__dict__.update(throw_exception_if_processing_interrupted=check)
+        management.__dict__.update(
+            throw_exception_if_processing_interrupted=check,
+            get_torch_device=lambda: torch.device("cpu"),
+            unet_offload_device=lambda: torch.device("cpu"),
+        )
         packages = {name: types.ModuleType(name) for name in ("comfy_api", "comfy")}
-        return {**packages, "comfy_api.latest": latest, "comfy.model_management": management}
+        parts = {**comfy_sampling.modules(), "comfy.model_management": management}
+        for name, module in parts.items():  # `import comfy.x` finds x as an attribute of comfy
+            setattr(packages["comfy"], name.removeprefix("comfy."), module)
+        return {**packages, **parts, "comfy_api.latest": latest}
 
 
 @contextmanager

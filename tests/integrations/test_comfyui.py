@@ -10,21 +10,24 @@ import threading
 from collections.abc import Callable, Iterator
 from email.parser import BytesParser
 from email.policy import HTTP
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from diffusers import FluxPipeline, FluxTransformer2DModel
 from PIL import Image
 
 from partsong.knobs import kebab
 from partsong.samplers.registry import BUILT_IN
 from partsong.serving.errors import ApiError
+from partsong.serving.ranks.call_body import read_call, write_prediction
 from tests.integrations.comfy_stub import PACK, Comfy, Interrupted, load_pack
 from tests.serving.page_stand_in import StandIn, serve
+from tests.tiny_models.weights import noise, randomized
 
-ALLOWED = {"PIL", "numpy", "torch", "comfy", "comfy_api"}
+ALLOWED = {"PIL", "numpy", "safetensors", "torch", "comfy", "comfy_api"}
 
 
 def png(value: int, size: tuple[int, int] = (8, 6)) -> bytes:
@@ -94,7 +97,7 @@ def test_nodes_describe_themselves(pack: ModuleType) -> None:
     nodes = asyncio.run(extension.get_node_list())
     schemas = [node.define_schema() for node in nodes]
     assert [schema.node_id for schema in schemas] == [
-        *("PartsongImage", "PartsongEdit", "PartsongVideo", "PartsongStrategy")
+        *("PartsongImage", "PartsongEdit", "PartsongVideo", "PartsongModel", "PartsongStrategy")
     ]
     for schema in schemas:
         ids = [each.id for each in (*schema.inputs, *schema.outputs)]
@@ -234,3 +237,92 @@ def test_the_key_goes_nowhere_else(pack: ModuleType, server: StandIn) -> None:
     server.add(status="completed", outputs=[{"url": "http://elsewhere.example/x.png", "kind": "image"}])
     with pytest.raises(pack.client.ServerError, match="elsewhere"):
         pack.client.ServerClient().fetch(server.jobs["job-0001"]["outputs"][0]["url"])
+
+
+class Here:
+    """Stands in for a server: makes the calls of a session with a module of this process.
+
+    Attributes:
+        sessions: how many were opened.
+        sent: names of the arguments of each call that were sent.
+        forgets: whether the session has ended.
+    """
+
+    def __init__(self, module: Any, pack: ModuleType) -> None:
+        self.module, self.pack = module, pack
+        self.sessions, self.sent, self.forgets = 0, list[list[str]](), False
+        self._last: dict[str, torch.Tensor] = {}
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """Describes the model as the server does."""
+        facts = {"class": type(self.module).__name__, "config": dict(self.module.config), "dtype": "float64"}
+        return {"id": "here", "denoiser": facts}
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Opens a session."""
+        assert (path, body["model"]) == ("/v1/denoise/sessions", "here")
+        self.sessions, self.forgets, self._last = self.sessions + 1, False, {}
+        return {"id": f"session{self.sessions}"}
+
+    def send(self, path: str, content: bytes) -> bytes:
+        """Makes a call."""
+        assert path == f"/v1/denoise/sessions/session{self.sessions}"
+        if self.forgets:
+            raise self.pack.client.ServerError("there is no session", 404)
+        body = read_call(content)
+        self.sent.append(sorted(body.named))
+        self._last = {**{name: self._last[name] for name in body.unchanged}, **body.named}
+        with torch.no_grad():
+            return write_prediction(self.module(**self._last, return_dict=False)[0])
+
+
+def flux(**changed: Any) -> Any:
+    sizes = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 8, "num_attention_heads": 2}
+    sizes |= {"joint_attention_dim": 6, "pooled_projection_dim": 5, "in_channels": 16, "axes_dims_rope": (2, 2, 4)}
+    return randomized(FluxTransformer2DModel(**{**sizes, "guidance_embeds": True, **changed}))
+
+
+def test_a_flux_is_called_as_its_own_pipeline_calls_it(pack: ModuleType) -> None:
+    module, x, time_ = flux(), noise(2, 4, 6, 8, seed=0), torch.tensor([0.7, 0.7], dtype=torch.float64)
+    text, pooled, guidance = noise(2, 3, 6, seed=1), noise(2, 5, seed=2), torch.tensor([3.5], dtype=torch.float64)
+    packed = FluxPipeline._pack_latents(x, 2, 4, 6, 8)
+    places = FluxPipeline._prepare_latent_image_ids(2, 3, 4, torch.device("cpu"), torch.float64)
+    given = {"encoder_hidden_states": text, "pooled_projections": pooled, "timestep": time_, "img_ids": places}
+    given |= {"txt_ids": torch.zeros(3, 3), "guidance": guidance.expand(2)}
+    with torch.no_grad():
+        tokens = module(packed, **given).sample
+    expected = FluxPipeline._unpack_latents(tokens, 48, 64, 8)
+    here = Here(module, pack)
+    remote = pack.denoiser.RemoteDenoiser(here, here.model, None)
+    assert (remote.config, remote.in_channels, remote.dtype) == ("Flux", 4, torch.float64)
+    drawn = remote(x, time_, context=text, y=pooled, guidance=guidance)
+    torch.testing.assert_close(drawn, expected, rtol=1e-12, atol=1e-12)
+    odd = remote(noise(1, 4, 5, 7, seed=3), time_[:1], context=text[:1], y=pooled[:1], guidance=guidance)
+    assert odd.shape == (1, 4, 5, 7)
+    schnell = Here(flux(guidance_embeds=False), pack)
+    assert pack.denoiser.RemoteDenoiser(schnell, schnell.model, None).config == "FluxSchnell"
+
+
+def test_what_has_not_changed_is_sent_once_and_again_to_another_session(pack: ModuleType) -> None:
+    here, x = Here(flux(guidance_embeds=False), pack), noise(1, 4, 6, 8, seed=0)
+    remote = pack.denoiser.RemoteDenoiser(here, here.model, "ring")
+    text, pooled = noise(1, 3, 6, seed=1), noise(1, 5, seed=2)
+    times = torch.tensor([0.9, 0.5, 0.2], dtype=torch.float64)
+    for number, time_ in enumerate(times):
+        here.forgets = number == 2
+        remote(x + number, time_[None], context=text, y=pooled)
+    every = ["encoder_hidden_states", "hidden_states", "img_ids", "pooled_projections", "timestep", "txt_ids"]
+    assert (here.sessions, here.sent) == (2, [every, ["hidden_states", "timestep"], every])
+
+
+def test_a_model_that_comfyui_does_not_sample_is_refused(pack: ModuleType) -> None:
+    model = {"id": "pixart", "denoiser": {"class": "PixArtTransformer2DModel", "config": {}, "dtype": "float32"}}
+    with pytest.raises(pack.client.ServerError, match="pixart has a PixArtTransformer2DModel"):
+        pack.denoiser.RemoteDenoiser(None, model, None)
+    rows = {"data": [{**model, "kind": "image"}, {"id": "later", "kind": "video", "denoiser": None}]}
+    client: Any = SimpleNamespace(get=lambda path: rows)
+    assert pack.denoiser.described(client, "") == rows["data"][0]
+    for name, part in [("later", "the ranks of later are starting"), ("other", "no model of pictures or videos")]:
+        with pytest.raises(pack.client.ServerError, match=part):
+            pack.denoiser.described(client, name)

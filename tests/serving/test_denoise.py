@@ -25,6 +25,8 @@ from partsong.samplers.registry import parse_strategy
 from partsong.serving.messages import Cancel, DenoiseAnswer, DenoiseCall, JobWork, Recall, Submit
 from partsong.serving.ranks.call_body import read_call
 from partsong.serving.ranks.desk import Desk
+from tests.integrations.comfy_sampling import euler
+from tests.integrations.comfy_stub import pack_beside
 from tests.serving.running import RunningServer
 
 PROMPT = "a red circle left of a blue square"
@@ -115,6 +117,23 @@ def test_a_session_knows_its_steps(server: RunningServer) -> None:
     assert torch.dist(first, twin, float("inf")) <= 2e-5 * twin.abs().max()
     assert torch.equal(first, second)
     assert torch.dist(twin, in_process()) > 1e-3  # it does differ from the serial one
+
+
+def test_comfyuis_sampler_draws_the_same_latents(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = zoo.load("shapes")
+    with torch.no_grad():
+        cond, uncond, pooled, unpooled = pipe.encode_prompt(PROMPT, None, None)
+    conds = {"c_crossattn": torch.cat([uncond, cond]), "y": torch.cat([unpooled, pooled])}
+    latents = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(3))
+    with pack_beside(monkeypatch, server.url) as pack:
+        strategy = pack.nodes.PartsongStrategy.execute("ulysses").values[0]
+        model = pack.nodes.PartsongModel.execute("shapes", strategy).values[0]
+        drawn = euler(model, latents, LEVELS, conds, cfg=4.0)
+        with pytest.raises(pack.client.ServerError, match="cannot be sent a ControlNet"):
+            model.model.diffusion_model(latents, LEVELS[:1], cond, y=pooled, control={"input": []})
+    expected = in_process()
+    assert torch.dist(drawn, expected, float("inf")) <= 2e-5 * expected.abs().max()
+    assert torch.equal(drawn, euler(model, latents, LEVELS, conds, cfg=4.0))  # another run of the same model
 
 
 def test_one_call_needs_no_session_and_keeps_the_type_of_the_latents(server: RunningServer) -> None:
