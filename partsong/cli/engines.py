@@ -9,8 +9,9 @@ from partsong.errors import ArgumentError
 
 if TYPE_CHECKING:
     from partsong.reasoning.calls.engine import Engine
+    from partsong.reasoning.strategies.verifier import VerifierAddress
 
-__all__ = ["local_model", "make_engine"]
+__all__ = ["local_model", "make_engine", "verifier_address"]
 
 #: The zoo's own model for thinking, used if nothing better is installed.
 FALLBACK = "sums"
@@ -52,6 +53,22 @@ def make_engine(options: Asking) -> Engine:
         torch.set_num_threads(threads)
     how: dict[str, Any] = {"speculate": options.speculate, "weights": options.weights}
     return open_engine(EngineArguments(pretrained=model, dtype=options.dtype, device=options.device, **how))
+
+
+def verifier_address(url: str | None, model: str | None) -> VerifierAddress | None:
+    """Returns where the model is that scores texts; None where none was named.
+
+    Raises:
+        ArgumentError: only one of address and model was given, or the address cannot be used.
+    """
+    if url is None and model is None:
+        return None
+    if url is None or model is None:
+        raise ArgumentError("--scorer URL and --scorer-model NAME go together: where the model is, and which it is")
+    from partsong.reasoning.remote.address import check_address
+    from partsong.reasoning.strategies.verifier import VerifierAddress
+
+    return VerifierAddress(base_url=check_address(url, has_key=False, plain_http=False), model=model)
 
 
 def _check(options: Asking) -> None:

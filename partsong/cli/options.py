@@ -209,6 +209,11 @@ class Think(Asking):
     extract: Literal["number", "choice", "expression", "math", "code", "text"] | None = None
     """What kind of answer to look for, so that answers with the same meaning count as one; texts without one are shown
     whole. If not given, it is a number, and for sums of the zoo what that model is asked for."""
+    scorer: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
+    """A server with the OpenAI API whose model scores texts, for strategies that take a scorer, such as best-of-n: by
+    how likely it says that a text is right. Its key is read from the environment variable PARTSONG_SCORER_KEY."""
+    scorer_model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """What that server calls the model."""
     logprobs: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """How many alternatives to ask for at every token; strategies that weigh confidence ask for them by themselves."""
     budget_tokens: Count = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from partsong.cli.config_file import ConfigFile
+from partsong.cli.engines import verifier_address
 from partsong.cli.ranks import is_main, num_ranks, refuse_torchrun, under_torchrun
 from partsong.cli.serving_options import Serving
 from partsong.errors import ArgumentError, UnsupportedError
@@ -150,6 +151,7 @@ def _server(options: Serving, users: dict[str, Any]) -> Any:
         num_replicas=options.replicas or 1,
         texts=_texts(options, texts),
         upstream=options.upstream,
+        verifier=verifier_address(options.scorer, options.scorer_model),
         served_names=ServedNames.read(options.served_name),
         folder=_folder(options.folder),
         outputs=_outputs(options),
@@ -172,6 +174,7 @@ def _texts(options: Serving, names: list[str]) -> Any:
     from partsong.serving.texts.wire import TextSpec
 
     how: Any = {"dtype": options.dtype, "threads": options.threads}
+    how["verifier"] = verifier_address(options.scorer, options.scorer_model)
     return {Path(name).name: LocalText(TextSpec(name=Path(name).name, model=name, **how)) for name in names}
 
 

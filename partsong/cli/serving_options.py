@@ -42,6 +42,12 @@ class Serving(Common):
     upstream: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
     """Also serve the models of a server that speaks the OpenAI API, such as http://127.0.0.1:8080/v1, with every way
     to think. Its key is read from the environment variable OPENAI_API_KEY."""
+    scorer: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
+    """A server with the OpenAI API whose model scores texts for thinking methods that take a scorer, such as
+    best-of-n, by how likely it says that a text is right. Its key is read from the environment variable
+    PARTSONG_SCORER_KEY."""
+    scorer_model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """What that server calls the model."""
     served_name: Annotated[_Repeated, tyro.conf.arg(metavar="NAME=MODEL", help_behavior_hint="")] = ()
     """A further name for a model, for clients that ask for one of their own, such as gpt-image-1=shapes or
     gpt-4o=sums:self-consistency:num=8; repeat it for several."""

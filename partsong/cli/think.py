@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from partsong.cli.bounds import check_files
 from partsong.cli.draw_threads import Threads
-from partsong.cli.engines import local_model, make_engine
+from partsong.cli.engines import local_model, make_engine, verifier_address
 from partsong.cli.options import Think
 from partsong.cli.question import read_question
 from partsong.cli.ranks import refuse_torchrun
@@ -19,7 +19,7 @@ from partsong.outputs import write_text
 if TYPE_CHECKING:
     from partsong.reasoning import Answer, Budget, Parameters, Price
     from partsong.reasoning.calls.engine import Engine
-    from partsong.reasoning.strategies import Thinking
+    from partsong.reasoning.strategies import Thinking, Verifier
 
 __all__ = ["extract_of", "summary", "think"]
 
@@ -46,11 +46,16 @@ def think(options: Think) -> dict[str, Any]:
         "text": answer.text,
         "stopped": answer.stopped,
         "spent": answer.summary["stopped"],
-        "details": answer.details,
+        "details": _json_keys(answer.details),
         "engine": engine.name,
         **counts,
         **extra,
     }
+
+
+def _json_keys(value: Any) -> Any:
+    """Returns a value whose keys are text, as JSON has it: methods count by the numbers of their samples."""
+    return {str(key): _json_keys(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _shown(answer: Answer) -> str:
@@ -73,7 +78,7 @@ async def _think(
     from partsong.reasoning.calls.trace import write_trace
     from partsong.zoo import knobs_for
 
-    drawing = Threads() if options.show else None
+    drawing, verifier = Threads() if options.show else None, _verifier(options)
     journal = None if options.journal is None else Journal(options.journal, replay=options.replay)
     try:
         with Ledger(options.ledger):
@@ -88,17 +93,27 @@ async def _think(
             )
             try:
                 own = knobs_for(local_model(options), thinking.name, thinking.knobs)
-                answer = await thinking(run, question, extract=extract_of(options), parameters=parameters, **own)
+                given = {"extract": extract_of(options), "parameters": parameters, **own}
+                if verifier is not None:
+                    given["scorer"] = verifier.scorer(thinking.name, question)
+                answer = await thinking(run, question, **given)
             finally:
                 if drawing is not None:
                     drawing.draw()
                 if options.trace is not None:  # written even if the run failed
                     write_trace(run.graph, options.trace, title=f"{options.strategy}: {question}")
-        return answer, {"replayed": run.replayed}
+        return answer, {"replayed": run.replayed, "verdicts": None if verifier is None else verifier.spent}
     finally:
+        if verifier is not None:
+            await verifier.close()
         if journal is not None:
             journal.close()
         await engine.close()
+
+
+def _verifier(options: Think) -> Verifier | None:
+    address = verifier_address(options.scorer, options.scorer_model)
+    return None if address is None else address.open()
 
 
 def extract_of(options: Think) -> Callable[[str], str | None]:
@@ -132,6 +147,10 @@ def summary(result: dict[str, Any]) -> str:
             lines.append(f"{count} of {result['calls']} calls {what}")
     if hint := result["details"].get("hint"):
         lines.append(hint)
+    if result["verdicts"]:
+        lines.append(
+            f"the scorer gave {result['verdicts']['calls']} verdicts for {result['verdicts']['tokens']} tokens"
+        )
     if result["replayed"]:
         lines.append(f"{result['replayed']} calls were read from the journal")
     return "\n".join(lines)
@@ -140,7 +159,8 @@ def summary(result: dict[str, Any]) -> str:
 def _check(options: Think) -> tuple[Thinking, Budget, Parameters]:
     from partsong.reasoning import Budget, Parameters
     from partsong.reasoning.calls.trace import check_format
-    from partsong.reasoning.strategies import parse_thinking
+    from partsong.reasoning.strategies import STRATEGIES, parse_thinking
+    from partsong.reasoning.strategies.verifier import takes_scorer
 
     refuse_torchrun("partsong think runs in one process")
     if options.replay and options.journal is None:
@@ -153,6 +173,9 @@ def _check(options: Think) -> tuple[Thinking, Budget, Parameters]:
         raise ArgumentError(
             f"strategy {thinking.name} needs {', '.join(thinking.needs)}, which no option can give; call it in Python"
         )
+    if verifier_address(options.scorer, options.scorer_model) is not None and not takes_scorer(thinking.name):
+        names = ", ".join(filter(takes_scorer, STRATEGIES))
+        raise ArgumentError(f"--scorer: strategy {thinking.name} takes none; these do: {names}")
     budget = Budget(
         tokens=options.budget_tokens,
         calls=options.budget_calls,

@@ -66,9 +66,9 @@ def _model(server: Server, name: str) -> dict[str, Any]:
 
 
 def _session(session: DenoiseSession) -> dict[str, Any]:
-    shown = ("id", "model", "strategy", "calls", "seconds")
-    told = session.as_json()
-    return {**{name: told[name] for name in shown}, "user": session.user or None, "waits": not session.begun.done()}
+    names = ("id", "model", "strategy", "calls", "seconds")
+    shown = session.as_json()
+    return {**{name: shown[name] for name in names}, "user": session.user or None, "waits": not session.begun.done()}
 
 
 def _user(name: str, jobs: list[Job]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from partsong.serving.suspects import Suspects
 from partsong.serving.waiting_room import WaitingRoom
 
 if TYPE_CHECKING:
+    from partsong.reasoning.strategies.verifier import VerifierAddress
     from partsong.serving.texts.served import ServedText
 
 __all__ = ["Server"]
@@ -52,6 +53,7 @@ class Server:
         models: of pictures and videos.
         texts: models of text, by name.
         upstream: address of another server whose models are served too; None for none.
+        verifier: scores the texts of those, for thinking methods that take a scorer; None leaves them their own.
         served_names: further names by which clients may ask for models.
         folder: for files and the journal.
         limits: what one request may ask for.
@@ -71,6 +73,7 @@ class Server:
     models: Sequence[PictureService]
     texts: dict[str, ServedText] = field(default_factory=dict)
     upstream: str | None = None
+    verifier: VerifierAddress | None = None
     served_names: ServedNames = field(default_factory=ServedNames)
     folder: Path
     limits: Limits = field(default_factory=Limits)
@@ -186,7 +189,7 @@ class Server:
         self._other = None if self.upstream is None else Upstream(self.upstream)
         if self._other is not None:
             for name in await self._other.models():
-                self.texts.setdefault(name, UpstreamText(name, self._other))
+                self.texts.setdefault(name, UpstreamText(name, self._other, verifier=self.verifier))
         self.served_names.check([model.name for model in self.models], self.texts)
         # Nobody waits for them here: pictures can be served while a model of text is loaded.
         self._starts = {name: asyncio.create_task(text.start()) for name, text in self.texts.items()}

@@ -17,6 +17,7 @@ from partsong.reasoning.strategies.sequential_refinement import RefinementPrompt
 from partsong.reasoning.strategies.skeleton_of_thought import SkeletonPrompts
 from partsong.reasoning.strategies.splits import ProblemSplit
 from partsong.reasoning.strategies.steps import StepScorer, Trace
+from partsong.reasoning.strategies.verifier import Verifier, VerifierAddress
 
 __all__ = [
     "CodePrompts",
@@ -35,6 +36,8 @@ __all__ = [
     "ProblemSplit",
     "StepScorer",
     "Trace",
+    "Verifier",
+    "VerifierAddress",
     "self_certainty",
 ]
 __all__ += registry.__all__

@@ -10,6 +10,7 @@ from partsong.errors import ArgumentError
 from partsong.jobs.engines import EngineArguments, open_engine
 from partsong.reasoning.local.engine import LocalEngine, check_parameters
 from partsong.reasoning.local.prompt import prompt_ids
+from partsong.reasoning.strategies.verifier import VerifierAddress
 from partsong.serving.texts.events import TextDone, TextEvent, TextRequest
 from partsong.serving.texts.limits import TextLimits
 from partsong.serving.texts.thinking import ThinkingJob, prepare_thinking, thinking_names
@@ -23,6 +24,7 @@ class ThinkingTexts:
     Args:
         model: a zoo name, a folder or a hub id.
         limits: what requests may ask for.
+        verifier: scores texts for methods that take a scorer; None leaves them their own.
         **how: fields of `EngineArguments`.
 
     Raises:
@@ -31,8 +33,8 @@ class ThinkingTexts:
 
     kind = "thinking"
 
-    def __init__(self, model: str, limits: TextLimits, **how: Any) -> None:
-        self.model, self.limits, self.strategies = model, limits, thinking_names()
+    def __init__(self, model: str, limits: TextLimits, verifier: VerifierAddress | None = None, **how: Any) -> None:
+        self.model, self.limits, self.strategies, self._verifier = model, limits, thinking_names(), verifier
         engine = open_engine(EngineArguments(pretrained=model, **how))
         assert isinstance(engine, LocalEngine)
         self.engine = engine
@@ -47,7 +49,7 @@ class ThinkingTexts:
         Raises:
             ArgumentError: the model's chat template refuses the messages, or they fill its context.
         """
-        job = prepare_thinking(request, self.limits, self.model)
+        job = prepare_thinking(request, self.limits, self.model, self._verifier)
         check_parameters(job.parameters, self.engine.model.vocab_size)
         tokenizer = self._plain.tokenizer if request.plain else self.engine.tokenizer
         size, room = len(prompt_ids(tokenizer, job.chat)), self.engine.model.context

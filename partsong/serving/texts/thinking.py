@@ -15,6 +15,7 @@ from partsong.reasoning.calls.engine_wrappers import ChatEngine
 from partsong.reasoning.calls.graph import CallNode
 from partsong.reasoning.calls.run import Run
 from partsong.reasoning.strategies.registry import STRATEGIES, Thinking, parse_thinking
+from partsong.reasoning.strategies.verifier import Verifier, VerifierAddress, takes_scorer
 from partsong.serving.errors import ApiError
 from partsong.serving.texts.events import TextDelta, TextDone, TextEvent, TextRequest, ThreadNews
 from partsong.serving.texts.limits import TextLimits
@@ -45,6 +46,7 @@ class ThinkingJob:
         extract: finds the answer in a text.
         budget: what the request may spend.
         parameters: how answers are drawn.
+        verifier: scores texts; None where the method takes no scorer, or has its own.
     """
 
     request: TextRequest
@@ -53,6 +55,7 @@ class ThinkingJob:
     extract: Extract
     budget: Budget
     parameters: Parameters
+    verifier: VerifierAddress | None = None
 
     @property
     def chat(self) -> list[Message]:
@@ -74,12 +77,19 @@ class ThinkingJob:
             engine = ChatEngine(engine, before)
         watcher = _Watcher(emit, threads=self.request.threads, streams=self.thinking.name == SINGLE)
         run = Run(engine, seed=self.request.seed, budget=self.budget, observer=watcher)
-        answer = await self.thinking(run, last.text, extract=self.extract, parameters=self.parameters, **self.own)
+        verifier = None if self.verifier is None else self.verifier.open()
+        scored = {} if verifier is None else {"scorer": verifier.scorer(self.thinking.name, last.text)}
+        try:
+            given = {"extract": self.extract, "parameters": self.parameters, **scored, **self.own}
+            answer = await self.thinking(run, last.text, **given)
+        finally:
+            if verifier is not None:
+                await verifier.close()
         if answer.text.startswith(watcher.shown) and answer.text != watcher.shown:
             emit(TextDelta(answer.text[len(watcher.shown) :]))
-        return self._done(run, answer)
+        return self._done(run, answer, verifier)
 
-    def _done(self, run: Run, answer: Answer) -> TextDone:
+    def _done(self, run: Run, answer: Answer, verifier: Verifier | None) -> TextDone:
         spent = answer.summary
         ends = [run.graph.nodes[name].completion for name in answer.calls]
         whole = bool(answer.text) and all(end is not None and end.finish != "length" for end in ends)
@@ -101,17 +111,21 @@ class ThinkingJob:
                 "forwards": None,
                 "tokens_per_forward": None,
                 "seed": self.request.seed,
+                "verdicts": None if verifier is None else verifier.spent,
             },
         )
 
 
-def prepare_thinking(request: TextRequest, limits: TextLimits, model: str | None) -> ThinkingJob:
+def prepare_thinking(
+    request: TextRequest, limits: TextLimits, model: str | None, verifier: VerifierAddress | None = None
+) -> ThinkingJob:
     """Checks a request and resolves the names in it, before any call.
 
     Args:
         request: what was asked.
         limits: what may be asked for.
         model: name or folder of a model in this process, for the zoo's own knobs and answers; None for a server.
+        verifier: scores texts for methods that take a scorer; None leaves them their own.
 
     Raises:
         ArgumentError: the strategy, a knob or the extractor is unknown.
@@ -141,6 +155,7 @@ def prepare_thinking(request: TextRequest, limits: TextLimits, model: str | None
         extract=extractor(request.extract, task_of(model))[1],
         budget=budget,
         parameters=parameters,
+        verifier=verifier if takes_scorer(thinking.name) else None,
     )
 
 

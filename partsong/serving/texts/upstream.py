@@ -15,6 +15,7 @@ from partsong.reasoning.calls.engine import Engine, EngineError
 from partsong.reasoning.remote import OpenAIEngine, Patience, RemoteError
 from partsong.reasoning.remote.address import Secret, check_address, is_loopback
 from partsong.reasoning.remote.errors import ModelNotServedError, RateLimitError, RequestRefusedError
+from partsong.reasoning.strategies.verifier import VerifierAddress
 from partsong.serving.errors import ApiError
 from partsong.serving.texts.events import TextAccepted, TextEvent, TextRequest
 from partsong.serving.texts.limits import TextLimits
@@ -152,14 +153,21 @@ class UpstreamText:
         name: what the server calls the model, and clients too.
         upstream: the server; several models share it, and its creator closes it.
         limits: what requests may ask for.
+        verifier: scores texts for methods that take a scorer; None leaves them their own.
 
     Attributes:
         name: what clients call the model.
         limits: what requests may ask for.
     """
 
-    def __init__(self, name: str, upstream: Upstream, limits: TextLimits | None = None) -> None:
-        self.name, self.upstream, self.limits = name, upstream, limits or TextLimits()
+    def __init__(
+        self,
+        name: str,
+        upstream: Upstream,
+        limits: TextLimits | None = None,
+        verifier: VerifierAddress | None = None,
+    ) -> None:
+        self.name, self.upstream, self.limits, self._verifier = name, upstream, limits or TextLimits(), verifier
         self.limits.validate()
         self.in_flight = 0
         self._calls = asyncio.Semaphore(min(_CALLS, self.limits.max_in_flight))
@@ -185,7 +193,7 @@ class UpstreamText:
     async def run(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Yields what happens while a thinking method answers a request; see `ServedText.run`."""
         with self._place():
-            job = prepare_thinking(request, self.limits, None)
+            job = prepare_thinking(request, self.limits, None, self._verifier)
             yield TextAccepted()
             async with contextlib.aclosing(_events(job, self._engines[request.plain])) as events:
                 async for event in events:

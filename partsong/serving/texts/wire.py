@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from partsong.reasoning.strategies.verifier import VerifierAddress
 from partsong.serving.texts.limits import TextLimits
 
 __all__ = ["TextSpec", "TextWire"]
@@ -32,6 +33,7 @@ class TextSpec:
         speculate: who guesses tokens ahead, as in `LocalEngine`; for causal models.
         weights: "int8" or "int4" rounds weights, as in `LocalEngine`; for causal models.
         limits: what requests may ask for.
+        verifier: scores texts for methods that take a scorer; None leaves them their own.
     """
 
     name: str
@@ -43,6 +45,7 @@ class TextSpec:
     speculate: tuple[str, ...] = ()
     weights: str | None = None
     limits: TextLimits = field(default_factory=TextLimits)
+    verifier: VerifierAddress | None = None
 
 
 class TextWire:

@@ -97,7 +97,7 @@ def _open(spec: TextSpec) -> OpenedText:
         from partsong.serving.texts.local_thinking import ThinkingTexts
 
         how: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device, "speculate": spec.speculate}
-        return ThinkingTexts(spec.model, spec.limits, weights=spec.weights, **how)
+        return ThinkingTexts(spec.model, spec.limits, spec.verifier, weights=spec.weights, **how)
     from partsong.jobs.folder_source import find_text_model
     from partsong.serving.texts.diffusion import DiffusionTexts
 
