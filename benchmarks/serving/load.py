@@ -1,4 +1,4 @@
-"""Measures a server as its clients see it: ``python benchmarks/serving.py``.
+"""Measures a server as its clients see it: ``python benchmarks/serving/load.py``.
 
 Starts ``partsong serve --model shapes`` on loopback and asks it with the official client. ``--soak`` and ``--kills``
 add a long run of two requests at a time, and a run in which ranks and the server itself are killed at random.
@@ -11,10 +11,7 @@ import concurrent.futures
 import contextlib
 import io
 import random
-import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,15 +22,14 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import psutil
 import tyro
 from PIL import Image
 
 from benchmarks.filing import file_result, markdown_table, result_path
+from benchmarks.serving.server import PROMPT, Server
 from partsong.jobs.load import LoadWatch
 
-PROMPT = "a red circle left of a blue square"
 ENDED = ("completed", "failed", "cancelled")
 
 
@@ -55,61 +51,6 @@ class Config:
     """How often to cancel a job at a random step; 0 leaves it out."""
     kills: int = 0
     """How often to kill a process under load; 0 leaves it out."""
-
-
-class Server:
-    """Runs a server in a process of its own, and starts it again in the same folder."""
-
-    def __init__(self, folder: Path, nproc: int) -> None:
-        self.folder, self.nproc = folder, nproc
-        self.begin()
-
-    def begin(self) -> None:
-        """Starts it and waits until it is ready."""
-        command = [sys.executable, "-m", "partsong", "serve", "--model", "shapes", "--nproc", str(self.nproc)]
-        command += ["--port", "0", "--folder", str(self.folder), "--max-waiting", "1000"]
-        begin = time.perf_counter()
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
-        line = ""
-        while "http://" not in line:
-            line = self.process.stderr.readline()
-            assert line, "the server ended"
-        self.url = re.search(r"http://[\d.]+:\d+", line).group(0)  # type: ignore[union-attr]
-        threading.Thread(target=self.process.stderr.read, daemon=True).start()
-        while True:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{self.url}/ready").status_code == 200:
-                    break
-            time.sleep(0.05)
-        self.start_seconds = time.perf_counter() - begin
-        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
-
-    def processes(self) -> list[psutil.Process]:
-        """Returns the server and its ranks."""
-        return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-
-    def ranks(self) -> list[psutil.Process]:
-        """Returns the ranks."""
-        ranks = []
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                parent = process.parent()
-                if parent is not None and any("multiprocessing.forkserver" in part for part in parent.cmdline()):
-                    ranks.append(process)
-        return ranks
-
-    def draw(self, seed: int, **more: Any) -> float:
-        """Asks for a picture and returns the seconds."""
-        begin = time.perf_counter()
-        size = more.pop("size", "64x64")
-        self.client.images.generate(model="shapes", prompt=PROMPT, size=size, extra_body={"seed": seed, **more})
-        return time.perf_counter() - begin
-
-    def end(self) -> None:
-        """Ends it."""
-        self.process.terminate()
-        self.process.wait(60)
 
 
 def main(config: Config) -> None:
