@@ -10,7 +10,8 @@ import huggingface_hub
 import pytest
 
 from partsong import zoo
-from partsong.errors import ArgumentError
+from partsong.errors import ArgumentError, UnsupportedError
+from partsong.jobs.pipelines import read_pipeline
 from partsong.model_folders import model_folder, read_settings
 
 
@@ -94,3 +95,16 @@ def test_settings_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="not a model configuration: it holds a list"):
         read_settings(tmp_path, "model_index.json")
     assert read_settings(zoo.MODELS["sums"].folder)["model_type"] == "llama"
+
+
+def test_a_package_that_cleans_prompts_is_asked_for_before_any_weight_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diffusers.pipelines.wan import pipeline_wan, pipeline_wan_i2v
+
+    for module in (pipeline_wan, pipeline_wan_i2v):
+        monkeypatch.delattr(module, "ftfy", raising=False)  # as where it is not installed
+    with pytest.raises(UnsupportedError, match="WanImageToVideoPipeline cleans prompts .* pip install ftfy"):
+        read_pipeline(tmp_path, "WanImageToVideoPipeline")
+    with pytest.raises(ArgumentError, match="model_index.json"):
+        read_pipeline(tmp_path, "WanPipeline")  # which does without

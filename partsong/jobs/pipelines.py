@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -105,6 +106,15 @@ def open_pipeline(job: SamplingJob, mesh: Mesh) -> Any:
     return pipe
 
 
+def _check_cleaner(kind: type[Any]) -> None:
+    """Refuses a pipeline that cleans every prompt with ftfy where that is not installed: diffusers fails in a call."""
+    module = sys.modules[kind.__module__]
+    cleaner = getattr(module, "basic_clean", None) or getattr(module, "_basic_clean", None)
+    names = cleaner.__code__.co_names if inspect.isfunction(cleaner) else ()
+    if "ftfy" in names and "is_ftfy_available" not in names and not hasattr(module, "ftfy"):
+        raise UnsupportedError(f"{kind.__name__} cleans prompts with a package that is missing: pip install ftfy")
+
+
 def read_pipeline(
     folder: Path, pipeline: str, dtype: str = "float32", *, given: Mapping[str, nn.Module | None] = MappingProxyType({})
 ) -> Any:
@@ -118,9 +128,10 @@ def read_pipeline(
 
     Raises:
         ArgumentError: diffusers cannot read the folder, or weights are missing in it; says why.
-        UnsupportedError: this diffusers has no such pipeline.
+        UnsupportedError: this diffusers has no such pipeline, or it needs a package that is not installed.
     """
     kind = pipeline_class(pipeline)
+    _check_cleaner(kind)
     # Folders of pipelines that were saved without some parts say so, but diffusers needs it as an argument, too.
     index = read_settings(folder, "model_index.json")
     absent = [name for name, entry in index.items() if isinstance(entry, list) and not any(entry)]

@@ -13,9 +13,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from partsong.serving.answers.chat_bodies import ChatBody, CompletionBody, TextBody
-from partsong.serving.answers.chat_fields import read_body
+from partsong.serving.answers.chat_fields import read_body, read_fields
 from partsong.serving.answers.chat_format import ChatForm
+from partsong.serving.answers.chat_pictures import draw_in_chat
 from partsong.serving.answers.replies import answer_text, reply
+from partsong.serving.errors import ApiError
 from partsong.serving.texts.served import ServedText
 
 __all__ = ["router"]
@@ -25,7 +27,14 @@ router = APIRouter()
 
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
-    """Answers in a chat, with a rule or a thinking method that the name of the model may hold."""
+    """Answers in a chat, with a rule or a thinking method that the name of the model may hold, or with pictures."""
+    server, fields = request.app.state.server, read_fields(await request.body())
+    asked = server.served_names.target(fields.get("model"))
+    drawing = next((model for model in server.models if model.name == asked), None)
+    if drawing is not None and drawing.kind == "video":
+        raise ApiError(400, f"{drawing.name} makes videos; ask /v1/videos for one", param="model")
+    if drawing is not None:
+        return await draw_in_chat(request, drawing, fields)
     return await _answer(request, "/chat/completions", ChatBody)
 
 

@@ -19,9 +19,8 @@ from partsong.serving.access.addresses import public_url
 from partsong.serving.access.own_jobs import user_of
 from partsong.serving.errors import ApiError, invalid, leaving, shortened
 from partsong.serving.fields import SamplingBody
-from partsong.serving.files.sent_pictures import keep_picture, remove_pictures
+from partsong.serving.files.sent_pictures import MOST_PICTURES, check_pictures, kept_pictures
 from partsong.serving.jobs import Job
-from partsong.serving.messages import Ready
 from partsong.serving.server import Server
 from partsong.serving.services import PictureService
 from partsong.serving.waiting import STREAMED, completed, event, events_while_there, failure
@@ -32,8 +31,6 @@ router = APIRouter(prefix="/v1/images")
 
 #: Values of quality and style that ask for nothing.
 _PLAIN = (None, "auto", "standard")
-#: Most pictures that a request may begin with, besides a mask.
-_MOST_PICTURES = 16
 _FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
 
 
@@ -72,7 +69,7 @@ async def generations(body: ImageRequest, request: Request) -> Any:
 async def edits(request: Request) -> Any:
     """Makes pictures of a prompt and pictures, and of a mask where the pipeline takes one."""
     server: Server = request.app.state.server
-    form = await request.form(max_files=_MOST_PICTURES + 1, max_fields=64)
+    form = await request.form(max_files=MOST_PICTURES + 1, max_fields=64)
     files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
     fields = {name: value for name, value in form.multi_items() if not isinstance(value, UploadFile)}
     try:
@@ -86,32 +83,12 @@ async def edits(request: Request) -> Any:
         raise ApiError(400, f"send files as image, and perhaps one as mask; found {names}", param="image")
     model = server.model(body.model, "image")
     facts = await server.rooms[model.name].facts()
-    _check_files(facts, model.name, len(pictures), len(masks))
+    check_pictures(facts, model.name, len(pictures), len(masks))
     asked = body.asked(server.limits, num=body.n, strength=body.strength)
-    kept: list[str] = []
-    try:
-        for upload in pictures:
-            kept.append(keep_picture(server, await upload.read(), "image"))
-        asked["picture"] = list(kept)
-        for upload in masks:
-            asked["mask"] = keep_picture(server, await upload.read(), "mask")
-            kept.append(asked["mask"])
-        job = await _submit(request, model, body, asked)
-    except BaseException:  # a client or the server may leave while it waits for ranks
-        remove_pictures(server, *kept)
-        raise
+    given, mask = [await upload.read() for upload in pictures], await masks[0].read() if masks else None
+    with kept_pictures(server, given, mask) as kept:
+        job = await _submit(request, model, body, {**asked, **kept})
     return await _respond(server, job, body, request, "image_edit")
-
-
-def _check_files(facts: Ready, name: str, pictures: int, masks: int) -> None:
-    """Refuses files that a model cannot use."""
-    if not facts.takes_picture:
-        raise ApiError(400, f"{name} makes pictures of text alone", param="image", code="no_picture")
-    if pictures > 1 and not facts.takes_pictures:
-        message = f"{name} begins with one picture, and {pictures} were sent; send one file as image"
-        raise ApiError(400, message, param="image", code="one_picture")
-    if masks and not facts.takes_mask:
-        raise ApiError(400, f"{name} takes no mask", param="mask", code="no_mask")
 
 
 async def _submit(request: Request, model: PictureService, body: ImageRequest, asked: dict[str, Any]) -> Job:

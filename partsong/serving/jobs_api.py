@@ -18,6 +18,7 @@ from partsong.serving.access.own_jobs import check_operator, job_of, jobs_of, us
 from partsong.serving.errors import ApiError
 from partsong.serving.fields import SamplingBody, page_of
 from partsong.serving.files.growing import growing_file
+from partsong.serving.files.sent_pictures import check_pictures, kept_pictures, read_data_url
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
 from partsong.serving.services import SERIAL
@@ -41,11 +42,14 @@ class JobRequest(SamplingBody):
     n: int = 1
     num_frames: int | None = None
     fps: Annotated[float, Field(gt=0, le=240)] | None = None
+    pictures: tuple[str, ...] = ()  # to begin with, as data: addresses
+    mask: str | None = None
+    strength: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 @router.post("/v1/jobs", status_code=202)
 async def create(body: JobRequest, request: Request) -> dict[str, Any]:
-    """Begins a picture or a video as a job."""
+    """Begins a picture or a video as a job, of a prompt and perhaps of `pictures` in base64."""
     server: Server = request.app.state.server
     if body.kind == "video" and body.n != 1:
         raise ApiError(400, f"n={body.n}: one job makes one video; ask for each", param="n")
@@ -53,8 +57,16 @@ async def create(body: JobRequest, request: Request) -> dict[str, Any]:
         if getattr(body, name) is not None:
             raise ApiError(400, f"a picture has no {name}; leave it out", param=name)
     model = server.model(body.model, body.kind)
-    asked = body.asked(server.limits, num=body.n, frames=body.num_frames, fps=body.fps)
-    return _shown(server, await server.submit(model, asked, user=user_of(request), previews=_PREVIEWS))
+    if body.pictures or body.mask is not None:
+        facts = await server.rooms[model.name].facts()
+        check_pictures(facts, model.name, len(body.pictures), int(body.mask is not None), "pictures")
+    more = {"fps": body.fps, "strength": body.strength}
+    asked = body.asked(server.limits, num=body.n, frames=body.num_frames, **more)
+    given = [read_data_url(each, "pictures") for each in body.pictures]
+    mask = None if body.mask is None else read_data_url(body.mask, "mask")
+    with kept_pictures(server, given, mask, field="pictures") as kept:
+        job = await server.submit(model, {**asked, **kept}, user=user_of(request), previews=_PREVIEWS)
+    return _shown(server, job)
 
 
 @router.get("/v1/jobs")

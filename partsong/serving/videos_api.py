@@ -19,9 +19,10 @@ from partsong.serving.errors import ApiError, invalid
 from partsong.serving.expiry import remove_jobs
 from partsong.serving.fields import SamplingBody, page_of
 from partsong.serving.files.growing import growing_file
-from partsong.serving.files.sent_pictures import copy_picture, keep_picture, read_reference, remove_pictures
+from partsong.serving.files.sent_pictures import check_pictures, copied_picture, kept_pictures, read_reference
 from partsong.serving.jobs import Job
 from partsong.serving.server import Server
+from partsong.serving.services import pictures_of
 from partsong.serving.waiting import STREAMED
 
 __all__ = ["VideoRequest", "router"]
@@ -51,11 +52,9 @@ async def create(request: Request) -> dict[str, Any]:
     if given is None:
         return as_video(server, await begin_video(request, body))
     model = server.model(body.model, "video")
-    if not (await server.rooms[model.name].facts()).takes_picture:
-        message = f"{model.name} makes videos of text alone; leave input_reference out"
-        raise ApiError(400, message, param="input_reference", code="no_picture")
-    picture = keep_picture(server, await read_reference(given), "input_reference")
-    return as_video(server, await _begin_with(request, body, picture))
+    check_pictures(await server.rooms[model.name].facts(), model.name, 1, 0, "input_reference")
+    with kept_pictures(server, [await read_reference(given)], field="input_reference") as kept:
+        return as_video(server, await begin_video(request, body, **kept))
 
 
 async def begin_video(request: Request, body: VideoRequest, **more: Any) -> Job:
@@ -65,14 +64,6 @@ async def begin_video(request: Request, body: VideoRequest, **more: Any) -> Job:
     frames = body.num_frames or (None if body.seconds is None else max(1, round(body.seconds * body.fps)))
     asked = body.asked(server.limits, frames=frames, fps=body.fps, **more)
     return await server.submit(model, asked, user=user_of(request))
-
-
-async def _begin_with(request: Request, body: VideoRequest, picture: str, **more: Any) -> Job:
-    try:
-        return await begin_video(request, body, picture=picture, **more)
-    except BaseException:  # a client or the server may leave while it waits for ranks
-        remove_pictures(request.app.state.server, picture)
-        raise
 
 
 @router.get("")
@@ -118,9 +109,8 @@ async def remix(name: str, request: Request) -> dict[str, Any]:
     before = {key: value for key, value in job.request.items() if key in VideoRequest.model_fields}
     size = job.as_json()["size"]
     body = VideoRequest.model_validate({**before, "model": job.model, "size": size, "prompt": fields["prompt"]})
-    if (picture := job.request.get("picture")) is None:
-        return as_video(server, await begin_video(request, body, remixed_from=name))
-    return as_video(server, await _begin_with(request, body, copy_picture(server, picture), remixed_from=name))
+    with kept_pictures(server, [copied_picture(server, each) for each in pictures_of(job)]) as kept:
+        return as_video(server, await begin_video(request, body, remixed_from=name, **kept))
 
 
 @router.get("/{name}/content")

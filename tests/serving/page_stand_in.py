@@ -37,6 +37,7 @@ class StandIn:
     """Holds jobs, files and streams. Methods without a route's name are for the test and may be called from its thread.
 
     Attributes:
+        models: those that it lists.
         jobs: by id, as the server would write them.
         files: by name, whole; or a queue of pieces that ends with None, for a file that grows.
         requests: bodies of the requests that wanted a job or an answer.
@@ -49,6 +50,7 @@ class StandIn:
 
     def __init__(self, key: str | None = None) -> None:
         self.key = key
+        self.models = MODELS
         self.jobs: dict[str, dict[str, Any]] = {}
         self.files: dict[str, bytes | asyncio.Queue[bytes | None]] = {}
         self.requests: list[dict[str, Any]] = []
@@ -279,7 +281,7 @@ def _add_others(app: FastAPI, stand_in: StandIn) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": MODELS}
+        return {"object": "list", "data": stand_in.models}
 
     @app.get("/ready")
     async def ready() -> dict[str, Any]:

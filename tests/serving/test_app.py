@@ -58,6 +58,22 @@ def test_every_endpoint_is_asked_by_a_test() -> None:
     assert not [path for path, word in asked.items() if not re.search(rf"\b{word}\b", tests)]
 
 
+def test_a_refused_body_is_read_before_the_answer(tmp_path: Path) -> None:
+    """Otherwise the answer would be lost with the connection, which the server closes while its client still sends."""
+    for given, limits, status in [({}, Limits(), 401), ({"Authorization": f"Bearer {KEY}"}, Limits(body=1000), 413)]:
+        taken = list[int]()
+
+        async def pieces(taken: list[int] = taken) -> Any:
+            for number in range(20):
+                taken.append(number)
+                yield b"x" * 100
+
+        server = _server(tmp_path / str(status), users=KEYED, limits=limits)
+        reply = _ask(server, "POST", "/v1/images/generations", content=pieces(), headers=given)
+        assert (reply.status_code, len(taken)) == (status, 20)
+        assert reply.headers["content-length"] == str(len(reply.content))
+
+
 def test_with_the_key_it_answers(tmp_path: Path) -> None:
     reply = _ask(_server(tmp_path, users=KEYED), "GET", "/v1/models", headers={"Authorization": f"Bearer {KEY}"})
     assert reply.json() == {"object": "list", "data": []}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.serving.browser import lacking, opened, png
+from tests.serving.browser import field, lacking, opened, png
 from tests.serving.page_stand_in import StandIn, serve
 
 if TYPE_CHECKING:
@@ -91,3 +92,23 @@ def test_an_operator_sees_the_server(browser: Browser, server: StandIn) -> None:
             expect(view).to_contain_text(words)
         page.get_by_role("button", name="Restart ranks").click()
         assert server.wait(lambda: {"restart": True} in server.requests)
+
+
+def test_a_job_begins_with_chosen_pictures(page: Page, server: StandIn) -> None:
+    server.models = [{**model, "most_pictures": 2} if model["id"] == "shapes" else model for model in server.models]
+    page.reload()
+    picker = page.get_by_label("Begin with pictures (2 at most)")
+    files: Any = [{"name": f"{value}.png", "mimeType": "image/png", "buffer": png(value)} for value in (10, 200)]
+    picker.set_input_files(files)
+    expect(page.locator("#given img")).to_have_count(2)
+    picker.set_input_files([*files, files[0]])
+    expect(page.locator("#pictures-fault")).to_have_text("Choose 2 at most.")
+    expect(page.locator("#given img")).to_have_count(0)
+    picker.set_input_files(files[:1])
+    field(page, "Prompt").fill("blue instead")
+    page.get_by_role("button", name="Make").click()
+    assert server.wait(lambda: bool(server.requests))
+    (url,) = server.requests[0]["pictures"]
+    assert base64.b64decode(url.removeprefix("data:image/png;base64,")) == png(10)
+    field(page, "Model").select_option("motion")
+    expect(page.locator("#pictures-field")).to_be_hidden()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,6 +92,52 @@ def test_a_video_begins_with_a_picture(server: Taker) -> None:
     assert colours(server, server.jobs[again]) == [(255, 0, 0)]
     # Each job has a file of its own, since it is removed with its job.
     assert len(kept(server)) == 3
+
+
+def _url(colour: str) -> str:
+    return "data:image/png;base64," + base64.b64encode(png(colour)).decode()
+
+
+def test_a_job_begins_with_pictures_that_its_body_holds(server: Taker) -> None:
+    body = {"kind": "image", "model": "several", "prompt": "both", "pictures": [_url("red"), _url("blue")]}
+    name = ask(server, "/v1/jobs", json=body).json()["id"]
+    assert colours(server, server.jobs[name]) == [(255, 0, 0), (0, 0, 255)]
+    for changed, words in [
+        ({"model": "none"}, "text alone"),
+        ({"model": "one"}, "1 at most, and 2 pictures"),
+        ({"pictures": ["https://elsewhere/a.png"]}, "nothing is fetched"),
+        ({"prompt": "fail"}, "refused by the ranks"),
+    ]:
+        reply = ask(server, "/v1/jobs", json={**body, **changed})
+        assert (reply.status_code, words in reply.json()["error"]["message"]) == (400, True), reply.text
+    assert len(kept(server)) == 2
+
+
+def test_a_chat_asks_for_pictures(server: Taker) -> None:
+    parts = [{"type": "text", "text": "both"}]
+    parts += [{"type": "image_url", "image_url": {"url": _url(colour)}} for colour in ("red", "blue")]  # type: ignore[dict-item]
+    body = {"model": "several", "messages": [{"role": "user", "content": parts}], "n": 2, "max_tokens": 9}
+    reply = ask(server, "/v1/chat/completions", json={**body, "width": 96, "height": 64}).json()
+    (choice,) = reply["choices"]
+    assert [part["type"] for part in choice["message"]["content"]] == ["image_url"] * 2
+    (job,) = server.jobs.values()
+    assert (job.request["prompt"], job.request["width"], job.request["n"]) == ("both", 96, 2)
+    assert colours(server, job) == [(255, 0, 0), (0, 0, 255)]
+    streamed = ask(server, "/v1/chat/completions", json={**body, "stream": True}).text.split("\n\n")
+    chunk = json.loads(streamed[0].removeprefix("data: "))
+    assert chunk["choices"][0]["delta"]["content"][0]["image_url"]["url"].startswith("data:image/png;base64,")
+    assert streamed[1] == "data: [DONE]"
+    for changed, words in [
+        ({"messages": []}, "the last of messages is the prompt"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "not 'input_audio'"),
+        ({"model": "none"}, "text alone"),
+        ({"logprobs": True}, "logprobs is not known here"),
+    ]:
+        refused = ask(server, "/v1/chat/completions", json={**body, **changed})
+        assert (refused.status_code, words in refused.json()["error"]["message"]) == (400, True), refused.text
+    videos = service("film", "video")
+    server.models = [*server.models, videos]
+    assert "ask /v1/videos" in ask(server, "/v1/chat/completions", json={**body, "model": "film"}).text
 
 
 @pytest.mark.parametrize(

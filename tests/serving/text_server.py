@@ -114,7 +114,11 @@ def serving(loop: LoopThread, texts: Sequence[ServedText]) -> Iterator[str]:
     routes = APIRouter()
     for api in (chat_api, responses_api):
         routes.include_router(api.router)
-    state = {"served_names": ServedNames({"gpt-4o": texts[0].name}), "responses": ResponseStore(most=4)}
+    state: dict[str, Any] = {
+        "models": [],
+        "served_names": ServedNames({"gpt-4o": texts[0].name}),
+        "responses": ResponseStore(most=4),
+    }
     with listening(app_of(routes, texts={text.name: text for text in texts}, **state), loop) as address:
         yield address
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import logging
@@ -27,6 +28,8 @@ __all__ = ["ACCESS", "Gate"]
 ACCESS = logging.getLogger("partsong.serving.access")
 #: Types of bodies that a page of another site cannot send without asking first, and that of forms with files.
 _TYPES = ("application/json", "multipart/form-data", "application/octet-stream")
+#: How much of a refused body is read before the answer, in sizes of the largest body, and for how long.
+_REST, _REST_SECONDS = 4, 10.0
 #: What a client may call its request; anything else gets a name of the server's own.
 _NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
@@ -56,6 +59,8 @@ class Gate:
         answer = _Answer(scope, headers, send, user)
         try:
             if (error := self._refusal(headers, user)) is not None:
+                if b"expect" not in headers:  # a client that waits for a word before it sends its body sends none
+                    await _read_rest(receive, self.server.limits.body)
                 await _refuse(answer.send, error)
                 return
             assert user is not None, "who shows no key is refused"
@@ -210,13 +215,31 @@ class _Body:
             if self._error is None:
                 await send(message)
             elif message["type"] == "http.response.start":
+                if self._error.status != 408:
+                    await _read_rest(self._receive, self._most)
                 await _refuse(send, self._error)
 
         return send_or_refuse
 
 
+async def _read_rest(receive: Receive, most: int) -> None:
+    """Reads the rest of a body that is refused and keeps none of it, up to a few times the most that is taken.
+
+    A client that is still sending when the connection is closed loses the answer with it.
+    """
+    left = _REST * most
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_REST_SECONDS):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+
+
 async def _refuse(send: Send, error: ApiError) -> None:
     body = json.dumps(error.as_json()).encode()
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    length = (b"content-length", str(len(body)).encode())
+    headers = [(b"content-type", b"application/json"), length, (b"connection", b"close")]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import secrets
-import shutil
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from PIL import Image
@@ -13,23 +14,75 @@ from starlette.datastructures import UploadFile
 
 from partsong.errors import OutputError
 from partsong.serving.errors import ApiError
+from partsong.serving.messages import Ready
 from partsong.serving.server import Server
 
-__all__ = ["copy_picture", "keep_picture", "read_reference", "remove_pictures"]
+__all__ = ["MOST_PICTURES", "check_pictures", "copied_picture", "kept_pictures", "read_data_url", "read_reference"]
+
+#: Most pictures that a request may begin with, besides a mask.
+MOST_PICTURES = 16
 
 
-def keep_picture(server: Server, data: bytes, what: str) -> str:
-    """Writes a picture as a PNG file and returns its name.
+def check_pictures(facts: Ready, name: str, pictures: int, masks: int, field: str = "image") -> None:
+    """Refuses pictures that a model cannot use.
 
     Args:
-        server: has the folder, and the bound of its size.
-        data: what was sent, in any form that can be read.
-        what: field of the request; masks keep what is transparent.
+        facts: what its ranks said of it.
+        name: of the model.
+        pictures: how many were sent.
+        masks: how many masks.
+        field: of the request that holds them.
 
     Raises:
-        ApiError: it is no picture, or too large.
-        OutputError: it cannot be written.
+        ApiError: says what the model takes.
     """
+    if not facts.takes_picture:
+        raise ApiError(
+            400, f"{name} makes {facts.kind}s of text alone; leave {field} out", param=field, code="no_picture"
+        )
+    most = MOST_PICTURES if facts.takes_pictures else 1
+    if pictures > most:
+        message = f"{name} begins with {most} at most, and {pictures} pictures were sent; send fewer as {field}"
+        raise ApiError(400, message, param=field, code="one_picture" if most == 1 else None)
+    if masks and not facts.takes_mask:
+        raise ApiError(400, f"{name} takes no mask", param="mask", code="no_mask")
+
+
+@contextlib.contextmanager
+def kept_pictures(
+    server: Server, pictures: Sequence[bytes], mask: bytes | None = None, *, field: str = "image"
+) -> Iterator[dict[str, Any]]:
+    """Keeps pictures for a job that is submitted in a block, and removes them where the block raises.
+
+    Args:
+        server: has the folder, and the bound of their size.
+        pictures: what was sent, in any form that can be read.
+        mask: the same for a mask.
+        field: of the request that holds the pictures.
+
+    Yields:
+        What the job asks for, by the names of `Job.request`.
+
+    Raises:
+        ApiError: one is no picture, or too large.
+        OutputError: one cannot be written.
+    """
+    kept: list[str] = []
+    try:
+        for each in pictures:
+            kept.append(_keep(server, each, field))
+        asked: dict[str, Any] = {"picture": list(kept)} if kept else {}
+        if mask is not None:
+            asked["mask"] = _keep(server, mask, "mask")
+            kept.append(asked["mask"])
+        yield asked
+    except BaseException:  # a client or the server may leave while it waits for ranks
+        _remove(server, *kept)
+        raise
+
+
+def _keep(server: Server, data: bytes, what: str) -> str:
+    """Writes a picture as a PNG file and returns its name; masks keep what is transparent."""
     name = _new_name()
     try:
         with Image.open(io.BytesIO(data)) as picture:
@@ -47,22 +100,19 @@ def keep_picture(server: Server, data: bytes, what: str) -> str:
     return name
 
 
-def copy_picture(server: Server, name: str) -> str:
-    """Returns the name of a copy of a picture, for a job that may live longer than the first.
+def copied_picture(server: Server, name: str) -> bytes:
+    """Returns a picture that was sent earlier, for a job that may live longer than the first.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: it cannot be read.
     """
-    copy = _new_name()
     try:
-        shutil.copyfile(server.file(name), server.file(copy))
+        return server.file(name).read_bytes()
     except OSError as error:
-        raise OutputError(f"the picture cannot be copied: {error.strerror}; is the disk full?") from error
-    return copy
+        raise OutputError(f"the picture cannot be copied: {error.strerror}") from error
 
 
-def remove_pictures(server: Server, *names: str) -> None:
-    """Removes pictures for which there is no job that would remove them when it expires."""
+def _remove(server: Server, *names: str) -> None:
     for name in names:
         server.file(name).unlink(missing_ok=True)
 
@@ -76,14 +126,28 @@ async def read_reference(given: Any) -> bytes:
     if isinstance(given, UploadFile):
         return await given.read()
     url = given.get("image_url") if isinstance(given, dict) and set(given) == {"image_url"} else None
+    return read_data_url(url, "input_reference", 'a file in a form, or {"image_url": "data:image/png;base64,..."}')
+
+
+def read_data_url(url: Any, field: str, form: str = "data:image/png;base64,...") -> bytes:
+    """Returns the bytes of a picture that is written into a request.
+
+    Args:
+        url: begins with ``data:`` and holds base64.
+        field: of the request.
+        form: how it should be sent.
+
+    Raises:
+        ApiError: it is something else.
+    """
     head, _, data = url.partition(",") if isinstance(url, str) else ("", "", "")
     if not (head.startswith("data:") and head.endswith(";base64")):
-        how = 'send a file in a form, or {"image_url": "data:image/png;base64,..."}; nothing is fetched from elsewhere'
-        raise ApiError(400, f"input_reference is no picture: {how}", param="input_reference")
+        how = f"send {form}; nothing is fetched from elsewhere"
+        raise ApiError(400, f"{field} is no picture: {how}", param=field)
     try:
         return base64.b64decode(data, validate=True)
     except ValueError:
-        raise ApiError(400, "input_reference is not written in base64", param="input_reference") from None
+        raise ApiError(400, f"{field} is not written in base64", param=field) from None
 
 
 def _new_name() -> str:

@@ -15,6 +15,14 @@ const HINTS = {
 /** Says whether a number is none, or out of range. Which sizes a model takes is for the server to say. */
 const isWrong = ({ validity, step }) => !validity.valid && !(validity.stepMismatch && step > 1);
 
+/** Returns a file as an address that holds all of it. */
+const whole = (file) => new Promise((resolve, reject) => {
+  const reader = new FileReader();
+  reader.onload = () => resolve(reader.result);
+  reader.onerror = () => reject(new Error(`${file.name} cannot be read.`));
+  reader.readAsDataURL(file);
+});
+
 const draw = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
 export class Composer {
@@ -22,6 +30,8 @@ export class Composer {
   constructor({ onMade }) {
     this.onMade = onMade;
     this.models = [];
+    this.pictures = []; // addresses of those that the next job begins with
+    $("pictures").addEventListener("change", () => this.begin([...$("pictures").files]));
     $("create-form").addEventListener("submit", (event) => { event.preventDefault(); this.make(); });
     $("create-form").addEventListener("input", () => this.keep());
     $("prompt").addEventListener("keydown", (event) => {
@@ -56,10 +66,34 @@ export class Composer {
     $("strategy").value = [...names, OTHER].includes(chosen) ? chosen : "auto";
     const video = model.kind === "video";
     for (const [id, shown] of [["frames", video], ["count", !video]]) $(id).closest(".field").hidden = !shown;
+    const most = model.most_pictures || 0;
+    $("pictures-field").hidden = !most;
+    $("pictures").multiple = most > 1;
+    $("pictures-label").textContent = most > 1 ? `Begin with pictures (${most} at most)` : "Begin with a picture";
+    if (this.pictures.length > most) this.give([]);
     const defaults = model.defaults || {};
     for (const id of ["width", "height", "steps", "frames", "guidance"]) $(id).placeholder = defaults[id] ?? "";
     $("count").placeholder = "1";
     this.strategyChanged();
+  }
+
+  /** Takes files to begin with. */
+  async begin(files) {
+    say($("pictures-fault"), "");
+    try {
+      const most = this.model?.most_pictures || 0;
+      if (files.length > most) throw new Error(`Choose ${most} at most.`);
+      this.give(await Promise.all(files.map(whole)));
+    } catch (fault) {
+      this.give([]);
+      say($("pictures-fault"), fault.message);
+    }
+  }
+
+  give(pictures) {
+    this.pictures = pictures;
+    if (!pictures.length) $("pictures").value = "";
+    $("given").replaceChildren(...pictures.map((src, place) => h("li", {}, h("img", { src, alt: `Picture ${place + 1} to begin with` }))));
   }
 
   strategyChanged() {
@@ -123,6 +157,7 @@ export class Composer {
       n: video ? 1 : value("count") || 1, seed: value("seed") ?? draw(), num_inference_steps: value("steps"),
       guidance_scale: value("guidance"), negative_prompt: $("negative").value.trim() || undefined,
       num_frames: video ? value("frames") : undefined,
+      pictures: this.pictures.length ? this.pictures : undefined,
     };
   }
 
