@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from partsong.calibration_files import any_calibration
 from partsong.serving.access.own_jobs import check_operator
 from partsong.serving.denoising.sessions import DenoiseSession
 from partsong.serving.jobs import Job
@@ -38,8 +39,20 @@ async def state(request: Request) -> dict[str, Any]:
         "users": [_user(name, jobs) for name in sorted({job.user for job in jobs})],
         "disk": {"free": disk.free, "total": disk.total},
         "unwritten_jobs": len(server.unwritten),
+        "measured": any_calibration(),
+        "measuring": server.measuring.is_running,
+        "measure_fault": server.measuring.fault,
         "errors": [_error(job) for job in reversed(jobs) if job.error is not None][:_ERRORS],
     }
+
+
+@router.post("/calibrate", status_code=202)
+async def calibrate(request: Request) -> dict[str, Any]:
+    """Measures this machine, and plans anew for models whose strategy is the planner's."""
+    check_operator(request)
+    server: Server = request.app.state.server
+    server.measuring.begin()
+    return {"object": "operator.calibrate", "models": [model.name for model in server.models]}
 
 
 @router.post("/restart", status_code=202)

@@ -27,6 +27,7 @@ from partsong.serving.limits import Limits
 from partsong.serving.messages import FromRanks, JobWork
 from partsong.serving.metrics import Metrics
 from partsong.serving.operating.chores import Chores
+from partsong.serving.operating.measuring import MachineMeasurement
 from partsong.serving.operating.outputs import DailyOutputs
 from partsong.serving.replica import StartTrouble
 from partsong.serving.replicas import Replicas
@@ -90,6 +91,9 @@ class Server:
 
     leaves_at: float | None = None
 
+    def __post_init__(self) -> None:
+        self.sessions, self.measuring, self.chores = DenoiseSessions(self), MachineMeasurement(self), Chores()
+
     def leave(self, grace: float) -> None:
         """Takes no further jobs, and gives those that run some time; those that wait are left to the next server."""
         if self.leaves_at is None:
@@ -134,8 +138,7 @@ class Server:
 
     async def start(self) -> None:
         """Resumes unfinished jobs, and starts all replicas."""
-        self._progress, self.sessions = JobProgress(self), DenoiseSessions(self)
-        self.chores = Chores()
+        self._progress = JobProgress(self)
         self.unwritten: set[str] = set()  # jobs whose last change the journal does not know
         self.created = int(time.time())
         for job in self.journal.read():

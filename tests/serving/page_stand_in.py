@@ -274,9 +274,11 @@ def _add_others(app: FastAPI, stand_in: StandIn) -> None:
             raise ApiError(403, "this is for operators; show the key of one", code="not_operator")
         return stand_in.operator
 
-    @app.post("/v1/operator/restart", status_code=202)
-    async def restart() -> dict[str, Any]:
-        stand_in.requests.append({"restart": True})
+    @app.post("/v1/operator/{action}", status_code=202)
+    async def act(action: str) -> dict[str, Any]:
+        stand_in.requests.append({action: True})
+        if action == "calibrate" and stand_in.operator is not None:
+            stand_in.operator["measuring"] = True
         return {}
 
     @app.get("/v1/models")

@@ -39,6 +39,7 @@ from partsong.serving.operating.outputs import DailyOutputs
 from partsong.serving.ranks.settings import ReplicaSettings
 from partsong.serving.runners import RankRunner
 from partsong.serving.server import Server
+from tests.serving.running import running
 
 
 class Ranks:
@@ -170,7 +171,13 @@ def test_an_operator_sees_how_the_server_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/v1/operator"), ("POST", "/v1/operator/restart"), ("GET", "/metrics")]
+    ("method", "path"),
+    [
+        ("GET", "/v1/operator"),
+        ("POST", "/v1/operator/restart"),
+        ("POST", "/v1/operator/calibrate"),
+        ("GET", "/metrics"),
+    ],
 )
 def test_users_are_no_operators(tmp_path: Path, method: str, path: str) -> None:
     users = {"key-of-ada-0123456789": User(name="ada"), "key-of-the-operator-01": OPERATOR}
@@ -228,3 +235,38 @@ def test_a_check_of_another_server_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(serve_check._Server, "ask", lambda *asked: {"up": True})
     with pytest.raises(DistributedError, match="answers health in another form; is it a partsong server"):
         serve_check.check(ServeCheck(url="http://127.0.0.1:9"))
+
+
+def test_a_machine_is_measured_only_where_nothing_disturbs_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with _serving(tmp_path, Ranks(), 1) as server:
+            with pytest.raises(ApiError, match="the ranks are started elsewhere"):
+                server.measuring.begin()
+            server.runner = RankRunner(run=server.runner.run)
+            server.jobs["a"] = Job(id="a", kind="image", model="shapes", request={"prompt": "a"})
+            with pytest.raises(ApiError, match="would disturb the measurement"):
+                server.measuring.begin()
+            server.measuring.is_running = True
+            with pytest.raises(ApiError, match="is being measured already"):
+                server.measuring.begin()
+
+    asyncio.run(main())
+
+
+@pytest.mark.full
+def test_after_a_measurement_the_planner_chooses(tmp_path: Path) -> None:
+    kept = {"PARTSONG_CALIBRATIONS": str(tmp_path / "calibrations")}
+    with running(tmp_path, "--model", "shapes", "--nproc", "2", environment=kept) as server:
+
+        def advice() -> str:
+            body = {"kind": "image", "prompt": "a red circle", "num_inference_steps": 1}
+            name = httpx.post(f"{server.url}/v1/jobs", json=body, timeout=60).json()["id"]
+            server.wait(lambda: server.json(f"/v1/jobs/{name}")["status"] == "completed")
+            return server.json(f"/v1/jobs/{name}")["advice"]
+
+        assert "this machine was not measured" in advice()
+        assert httpx.post(f"{server.url}/v1/operator/calibrate").status_code == 202
+        server.wait(lambda: not server.json("/v1/operator")["measuring"], 180.0)
+        state = server.json("/v1/operator")
+        assert (state["measured"], state["measure_fault"]) == (True, None)
+        assert "not measured" not in advice()

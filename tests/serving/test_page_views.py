@@ -84,6 +84,7 @@ def test_an_operator_sees_the_server(browser: Browser, server: StandIn) -> None:
             "up_seconds": 90, "leaves": False, "unwritten_jobs": 0, "disk": {"free": 5e9, "total": 9e9},
             "models": [{**model, "trouble": None}], "errors": [error],
             "users": [{"name": "ada", "jobs": 5, "unfinished": 5, "seconds": 12.5}],
+            "measured": False, "measuring": False, "measure_fault": None,
         }  # fmt: skip
         page.reload()
         page.get_by_role("link", name="Server").click()
@@ -92,6 +93,24 @@ def test_an_operator_sees_the_server(browser: Browser, server: StandIn) -> None:
             expect(view).to_contain_text(words)
         page.get_by_role("button", name="Restart ranks").click()
         assert server.wait(lambda: {"restart": True} in server.requests)
+        expect(view).to_contain_text("This machine was not measured.")
+        page.get_by_role("button", name="Measure it").click()
+        expect(view).to_contain_text("This machine is being measured")
+        assert {"calibrate": True} in server.requests
+        expect(page.get_by_role("button", name="Measure it")).to_be_disabled()
+        server.operator |= {"measuring": False, "measured": True}
+        expect(page.locator("#measure")).to_be_hidden()
+
+
+def test_an_operator_is_led_from_advice_to_a_measurement(browser: Browser, server: StandIn) -> None:
+    advice = "ulysses, which is exact and suits most models: this machine was not measured; run `partsong calibrate`"
+    server.add(status="completed", advice=advice)
+    with serve(server) as url, opened(browser, f"{url}#job={JOB}") as page:
+        expect(page.locator("#stage-advice")).to_have_text(advice)
+        expect(page.get_by_role("link", name="Measure this machine")).to_be_hidden()
+        server.operator = {"models": [], "users": [], "errors": [], "up_seconds": 1, "disk": {"free": 1, "total": 1}}
+        page.reload()
+        expect(page.get_by_role("link", name="Measure this machine")).to_be_visible()
 
 
 def test_a_job_begins_with_chosen_pictures(page: Page, server: StandIn) -> None:

@@ -8,7 +8,7 @@ const POLL = 3000;
 export class ServerView {
   constructor() {
     this.timer = null;
-    $("restart").addEventListener("click", () => this.restart());
+    for (const action of ["restart", "calibrate"]) $(action).addEventListener("click", () => this.act(action));
     document.addEventListener("visibilitychange", () => this.visit(this.shown));
   }
 
@@ -47,6 +47,11 @@ export class ServerView {
     this.rows("user-rows", state.users.map((user) => [user.name || "operator", number(user.unfinished), number(user.jobs), seconds(user.seconds)]));
     this.rows("error-rows", state.errors.map((error) => [error.at ? new Date(1000 * error.at).toLocaleString() : "",
       error.model, error.user || "", error.message]));
+    $("measure").hidden = state.measured && !state.measuring;
+    $("calibrate").disabled = state.measuring;
+    $("measure-words").textContent = state.measuring ? "This machine is being measured, which takes about a minute."
+      : [state.measure_fault ? `The measurement failed: ${state.measure_fault}.` : "This machine was not measured.",
+        "Strategies are a usual choice until it is."].join(" ");
     for (const [id, list] of [["users-card", state.users], ["errors-card", state.errors]]) $(id).hidden = !list.length;
   }
 
@@ -55,15 +60,18 @@ export class ServerView {
       ...rest.map((cell) => h("td", {}, String(cell))))));
   }
 
-  async restart() {
-    $("restart").disabled = true;
+  /** Asks for something that an operator may; the next look shows what came of it. */
+  async act(action) {
+    $(action).disabled = true;
     try {
-      await call("/v1/operator/restart", { method: "POST" });
+      await call(`/v1/operator/${action}`, { method: "POST" });
+      await this.visit(this.shown);
     } catch (fault) {
       $("server-fault").textContent = fault.message;
       $("server-fault").hidden = false;
+      $(action).disabled = false;
     }
-    $("restart").disabled = false;
+    if (action === "restart") $(action).disabled = false;
   }
 }
 

@@ -117,6 +117,7 @@ export class Stage {
     $("stage").dataset.class = job.strategy === "serial" ? "serial" : job.class || "";
     $("stage-facts").textContent = facts(job);
     say($("stage-advice"), job.advice);
+    $("to-measure").hidden = $("to-server").hidden || !/was not measured/.test(job.advice || "");
     if (job.note) say($("stage-note"), capital(job.note));
     if (job.error) say($("stage-fault"), capital(job.error.message));
     this.renderProgress();
