@@ -61,7 +61,9 @@ demo: $(VENV)/demo.stamp
 # Two files at a time; WORKERS=0 runs them in one process. The tests of a file share what their ranks computed, so a file
 # stays in one process, and the order of files is that of tests/conftest.py. A process that dies ends the run: with
 # another one in its place it would wait for ever.
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# Hundreds of processes import the same files: where an environment keeps Python from storing what it has compiled, each
+# of them would compile all anew.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: $(VENV)/test.stamp
 	$(PYTEST) $(TESTS)
