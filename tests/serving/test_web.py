@@ -8,6 +8,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,17 @@ def test_a_head_that_does_not_come_is_not_waited_for(address: tuple[str, int], b
     with socket.create_connection(address) as line:
         line.sendall(begins)
         assert _is_cut(line)
+
+
+def test_an_answer_does_not_wait_for_its_head_to_be_acknowledged(address: tuple[str, int]) -> None:
+    """The system leaves a kept connection 40 ms for that, which no answer has to wait."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{address[1]}") as client:
+        seconds = []
+        for _ in range(20):
+            begun = time.perf_counter()
+            assert client.get("/health").status_code == 200
+            seconds.append(time.perf_counter() - begun)
+    assert min(seconds[5:]) < 0.03
 
 
 def test_a_kept_connection_answers_again(address: tuple[str, int]) -> None:
