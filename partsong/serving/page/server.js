@@ -75,4 +75,4 @@ export class ServerView {
   }
 }
 
-const ranks = (replica) => `${replica.ready ? "" : "starting, "}${replica.jobs} jobs, ${bytes(replica.memory)}`;
+const ranks = (replica) => `${replica.ready ? "" : "starting, "}${replica.jobs} ${replica.jobs === 1 ? "job" : "jobs"}, ${bytes(replica.memory)}`;
