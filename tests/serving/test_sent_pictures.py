@@ -104,7 +104,7 @@ def test_a_job_begins_with_pictures_that_its_body_holds(server: Taker) -> None:
     assert colours(server, server.jobs[name]) == [(255, 0, 0), (0, 0, 255)]
     for changed, words in [
         ({"model": "none"}, "text alone"),
-        ({"model": "one"}, "1 at most, and 2 pictures"),
+        ({"model": "one"}, "begins with one picture, and 2 were sent"),
         ({"pictures": ["https://elsewhere/a.png"]}, "nothing is fetched"),
         ({"prompt": "fail"}, "refused by the ranks"),
     ]:

@@ -42,7 +42,8 @@ def check_pictures(facts: Ready, name: str, pictures: int, masks: int, field: st
         )
     most = MOST_PICTURES if facts.takes_pictures else 1
     if pictures > most:
-        message = f"{name} begins with {most} at most, and {pictures} pictures were sent; send fewer as {field}"
+        some = "one picture" if most == 1 else f"{most} pictures at most"
+        message = f"{name} begins with {some}, and {pictures} were sent; send fewer as {field}"
         raise ApiError(400, message, param=field, code="one_picture" if most == 1 else None)
     if masks and not facts.takes_mask:
         raise ApiError(400, f"{name} takes no mask", param="mask", code="no_mask")
