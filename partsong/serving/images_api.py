@@ -19,8 +19,9 @@ from partsong.serving.access.addresses import public_url
 from partsong.serving.access.own_jobs import user_of
 from partsong.serving.errors import ApiError, invalid, leaving, shortened
 from partsong.serving.fields import SamplingBody
-from partsong.serving.files.sent_pictures import MOST_PICTURES, check_pictures, kept_pictures
+from partsong.serving.files.sent_pictures import check_pictures, kept_pictures
 from partsong.serving.jobs import Job
+from partsong.serving.messages import MOST_PICTURES
 from partsong.serving.server import Server
 from partsong.serving.services import PictureService
 from partsong.serving.waiting import STREAMED, completed, event, events_while_there, failure

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from partsong.serving.messages import Spent
+from partsong.serving.messages import Spent, by_rank
 
 __all__ = ["ENDED", "Job", "Status", "Watchers"]
 
@@ -128,7 +128,7 @@ class Job:
             "progress": self.progress,
             "position": position,
             "outputs": [{"url": f"/v1/files/{name}", "kind": self.kind} for name in self.files],
-            "ranks": [{"rank": rank, **asdict(spent)} for rank, spent in enumerate(self.spent)],
+            "ranks": by_rank(self.spent),
             "class": self.exactness,
             "seconds": self.seconds,
             "twin": self.twin,

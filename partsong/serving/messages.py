@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from partsong.errors import PartsongError
 
 __all__ = [
     "JOB_ENDS",
+    "MOST_PICTURES",
     "Cancel",
     "JobCancelled",
     "Check",
@@ -34,7 +35,12 @@ __all__ = [
     "ToDesk",
     "ToRanks",
     "JobWork",
+    "by_rank",
 ]
+
+
+#: Most pictures that a request may begin with, besides a mask.
+MOST_PICTURES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,6 +205,11 @@ class Ready:
     denoiser: Mapping[str, Any] = field(default_factory=dict)
     session_strategies: tuple[str, ...] = ()
 
+    @property
+    def most_pictures(self) -> int:
+        """Returns the most pictures that a call can begin with."""
+        return 0 if not self.takes_picture else MOST_PICTURES if self.takes_pictures else 1
+
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
@@ -244,6 +255,11 @@ class Spent:
 
     bytes_sent: int = 0
     seconds_waiting: float = 0.0
+
+
+def by_rank(spent: Sequence[Spent]) -> list[dict[str, Any]]:
+    """Returns what each rank spent, as clients see it."""
+    return [{"rank": rank, **asdict(each)} for rank, each in enumerate(spent)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

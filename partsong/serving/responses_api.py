@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from partsong.errors import PartsongError
 from partsong.serving.access.own_jobs import user_of
 from partsong.serving.access.users import User
-from partsong.serving.answers.chat_fields import read_body
+from partsong.serving.answers.chat_fields import read_body, read_fields
 from partsong.serving.answers.replies import answer_text, begun, reply
 from partsong.serving.answers.response_bodies import OTHER_FIELDS, ResponseBody
 from partsong.serving.answers.response_events import ResponseReply
@@ -51,7 +51,7 @@ async def create(request: Request) -> Response:
         answer = ResponseReply(form, partial(_keep, store, body, user))
         return await reply(request, events, answer, stream=body.stream, keep_alive=text.limits.keep_alive)
 
-    return await answer_text(request, "/responses", respond)
+    return await answer_text(request, "/responses", read_fields(await request.body()), respond)
 
 
 @router.get("/{name}")

@@ -64,7 +64,7 @@ class PictureService:
             "strategies": [AUTO, *legal, SERIAL],
             "defaults": shown,
             "denoiser": None if facts is None else dict(facts.denoiser),
-            "most_pictures": 0 if facts is None or not facts.takes_picture else 16 if facts.takes_pictures else 1,
+            "most_pictures": 0 if facts is None else facts.most_pictures,
         }
 
 

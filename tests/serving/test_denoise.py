@@ -22,7 +22,7 @@ from partsong.errors import ArgumentError
 from partsong.parallel import launch, mesh_for, parallelize
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.samplers.registry import parse_strategy
-from partsong.serving.messages import Cancel, DenoiseAnswer, DenoiseCall, JobWork, Recall, Submit
+from partsong.serving.messages import Cancel, DenoiseCall, JobWork, Recall, Submit
 from partsong.serving.ranks.call_body import read_call
 from partsong.serving.ranks.desk import Desk
 from tests.integrations.comfy_sampling import euler
@@ -229,9 +229,29 @@ def test_a_session_has_the_ranks_from_its_turn_to_its_end() -> None:
     ended = orders.orders()
     assert (ended.dropped, [each.id for each in ended.begun]) == (("session",), ["late"])
     assert ended.setting == ((), None)  # the model is set anew, which drops what the session has kept
-    refused = orders.take(DenoiseCall(id="session", number=2, body=b""))
-    assert isinstance(refused, DenoiseAnswer)
-    assert "has ended" in str(refused.error)
+    assert orders.take(DenoiseCall(id="session", number=2, body=b"")) is None
+    assert orders.orders().call is None
+
+
+def test_a_pause_is_counted_from_the_end_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a large model takes longer than its client pauses."""
+    now = [100.0]
+    monkeypatch.setattr("partsong.serving.ranks.desk.time.monotonic", lambda: now[0])
+    orders = desk()
+    orders.take(Submit(work("session", 3.0)))
+    opened = orders.orders()
+    now[0] += 20.0  # to set the model
+    orders.charge(opened, 20.0)
+    for _ in range(2):
+        now[0] += 1.0
+        assert orders.orders().dropped == ()
+        orders.take(DenoiseCall(id="session", number=1, body=b""))
+        turn = orders.orders()
+        assert turn.call is not None
+        now[0] += 10.0
+        orders.charge(turn, 10.0)
+    now[0] += 3.5
+    assert orders.orders().dropped == ("session",)
 
 
 def test_a_session_that_waits_can_be_recalled_and_cancelled() -> None:

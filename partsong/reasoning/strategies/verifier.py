@@ -14,6 +14,7 @@ from partsong.errors import ArgumentError
 from partsong.knobs import Count, check_knobs, type_hints
 from partsong.reasoning.calls.call import Completion, Message, Parameters, Request
 from partsong.reasoning.calls.engine import Engine, EngineError
+from partsong.reasoning.calls.tasks import cancel_all
 from partsong.reasoning.strategies.parts import Scorer
 from partsong.reasoning.strategies.registry import STRATEGIES
 from partsong.reasoning.strategies.steps import StepScorer, Trace
@@ -135,7 +136,8 @@ class Verifier:
         return of_trace if of_steps else of_completion
 
     async def close(self) -> None:
-        """Frees the engine's resources."""
+        """Ends what is still asked, and frees the engine's resources."""
+        await cancel_all(self._verdicts.values())
         await self._engine.close()
 
     async def _ask(self, question: str, text: str) -> float:

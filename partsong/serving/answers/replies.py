@@ -10,7 +10,6 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from partsong.errors import PartsongError
-from partsong.serving.answers.chat_fields import read_fields
 from partsong.serving.answers.chat_format import chunks_of
 from partsong.serving.answers.hangup import HUNG_UP, HungUpError, WatchedStream, unless_hung_up
 from partsong.serving.texts.events import TextEvent
@@ -53,16 +52,16 @@ class ReplyForm(Protocol):
         ...
 
 
-async def answer_text(request: Request, path: str, respond: Respond) -> Response:
+async def answer_text(request: Request, path: str, fields: dict[str, Any], respond: Respond) -> Response:
     """Finds the model of a request and answers, or passes the request on where the model is another server's.
 
     Args:
-        request: whose body is read here.
+        request: whose body has been read.
         path: of the endpoint at the other server, such as ``/chat/completions``.
+        fields: of the body.
         respond: answers what is not passed on.
     """
     body, server = await request.body(), request.app.state.server
-    fields = read_fields(body)
     asked = server.served_names.target(fields.get("model"))
     text, strategy = find_text(server.texts, asked)
     try:

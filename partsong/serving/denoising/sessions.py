@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from partsong.errors import DistributedError, PartsongError
 from partsong.serving.access.users import User
-from partsong.serving.errors import ApiError, leaving
+from partsong.serving.errors import ApiError, leaving, shortened
 from partsong.serving.jobs import Job
 from partsong.serving.limits import Limits
 from partsong.serving.messages import (
@@ -25,6 +25,7 @@ from partsong.serving.messages import (
     Pulse,
     Ready,
     Spent,
+    by_rank,
 )
 from partsong.serving.metrics import Metrics
 from partsong.serving.replicas import Replicas
@@ -64,6 +65,9 @@ class DenoiseSession:
         calls: how many were made.
         spent: by rank, over all calls.
         seconds: that the ranks took for them.
+        has_ended: whether it is over.
+        begun: is done once it has the ranks, or will not get them.
+        answer: to the call that is running; None between calls.
     """
 
     id: str
@@ -90,10 +94,7 @@ class DenoiseSession:
             "denoiser": dict(self.denoiser),
             "calls": self.calls,
             "seconds": round(self.seconds, 6),
-            "ranks": [
-                {"rank": rank, "bytes_sent": one.bytes_sent, "seconds_waiting": round(one.seconds_waiting, 6)}
-                for rank, one in enumerate(self.spent)
-            ],
+            "ranks": by_rank(self.spent),
         }
 
 
@@ -123,8 +124,7 @@ class DenoiseSessions:
         """
         session = self._open.get(name)
         if session is None or not user.sees(session.user):
-            reason = self._reasons.get(name, "it has ended, or never was")
-            raise ApiError(404, f"there is no session {name!r}: {reason}", code="not_found", is_final=True)
+            raise _gone(name, self._reasons.get(name, "it has ended, or never was"))
         return session
 
     async def open(
@@ -259,11 +259,15 @@ class DenoiseSessions:
         self._reasons[session.id] = reason
         if len(self._reasons) > _REMEMBERED:
             self._reasons.pop(next(iter(self._reasons)))
-        failure = error or ApiError(409, f"session {session.id} has ended: {reason}", code="ended", is_final=True)
+        failure = error or _gone(session.id, reason)
         for future in (session.begun, session.answer):
             if future is not None and not future.done():
                 future.set_exception(failure)
                 future.exception()  # nobody may be waiting any more
+
+
+def _gone(name: str, reason: str) -> ApiError:
+    return ApiError(404, f"there is no session {shortened(name)}: {reason}", code="not_found", is_final=True)
 
 
 async def _begun(session: DenoiseSession, room: WaitingRoom) -> None:

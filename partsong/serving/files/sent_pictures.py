@@ -17,10 +17,7 @@ from partsong.serving.errors import ApiError
 from partsong.serving.messages import Ready
 from partsong.serving.server import Server
 
-__all__ = ["MOST_PICTURES", "check_pictures", "copied_picture", "kept_pictures", "read_data_url", "read_reference"]
-
-#: Most pictures that a request may begin with, besides a mask.
-MOST_PICTURES = 16
+__all__ = ["check_pictures", "copied_picture", "kept_pictures", "read_data_url", "read_reference"]
 
 
 def check_pictures(facts: Ready, name: str, pictures: int, masks: int, field: str = "image") -> None:
@@ -36,11 +33,10 @@ def check_pictures(facts: Ready, name: str, pictures: int, masks: int, field: st
     Raises:
         ApiError: says what the model takes.
     """
-    if not facts.takes_picture:
+    if not (most := facts.most_pictures):
         raise ApiError(
             400, f"{name} makes {facts.kind}s of text alone; leave {field} out", param=field, code="no_picture"
         )
-    most = MOST_PICTURES if facts.takes_pictures else 1
     if pictures > most:
         some = "one picture" if most == 1 else f"{most} pictures at most"
         message = f"{name} begins with {some}, and {pictures} were sent; send fewer as {field}"

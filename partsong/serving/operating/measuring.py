@@ -67,7 +67,11 @@ class MachineMeasurement:
             command = [sys.executable, "-m", "partsong", "calibrate", "--nproc", str(ranks)]
             pipe = asyncio.subprocess.PIPE
             process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL, stderr=pipe)
-            _, words = await process.communicate()
+            try:
+                _, words = await process.communicate()
+            finally:  # the server may end meanwhile
+                if process.returncode is None:
+                    process.kill()
             if process.returncode:
                 self.fault = words.decode("utf-8", "replace").strip().rpartition("\n")[2] or "it ended without a word"
                 return

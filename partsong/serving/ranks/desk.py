@@ -6,10 +6,8 @@ import itertools
 import time
 from collections.abc import Callable
 
-from partsong.errors import ArgumentError
 from partsong.serving.messages import (
     Cancel,
-    DenoiseAnswer,
     DenoiseCall,
     JobCancelled,
     JobReturned,
@@ -58,7 +56,7 @@ class Desk:
         self.standings: dict[str, Standing] = {}
         self.session: JobWork | None = None
         self._calls: list[DenoiseCall] = []
-        self._called = 0.0  # when the session was last called, by `time.monotonic`
+        self._called = 0.0  # when the session was last opened or answered, by `time.monotonic`
         self._can_join, self._max_rows, self._max_active = can_join, max_rows, max_active
         self._room = room
         self._shares = Shares()
@@ -75,15 +73,13 @@ class Desk:
         work = self.standings or self.waiting if self.session is None else self._calls
         return not (work or self._dropped or self._ends)
 
-    def take(self, message: ToDesk) -> JobCancelled | JobReturned | DenoiseAnswer | None:
-        """Notes what the server asks for; returns the message about a job or call that will not be begun."""
+    def take(self, message: ToDesk) -> JobCancelled | JobReturned | None:
+        """Notes what the server asks for; returns the message about a job that leaves before it began."""
         if isinstance(message, Stop):
             self._ends = True
         elif isinstance(message, DenoiseCall):
-            if self.session is None or message.id != self.session.id:
-                error = ArgumentError(f"session {message.id} has ended")
-                return DenoiseAnswer(id=message.id, number=message.number, error=error)
-            self._calls.append(message)
+            if self._has_session(message.id):  # the server has been notified of the end of any other
+                self._calls.append(message)
         elif isinstance(message, Submit):
             if message.work.id not in self._known:  # a server repeats what may not have arrived
                 self._known[message.work.id] = None
@@ -117,7 +113,6 @@ class Desk:
         for name in dropped:
             self.forget(name)
         if self.session is not None:
-            self._called = time.monotonic() if self._calls else self._called
             return Orders(dropped=dropped, call=self._calls.pop(0) if self._calls else None)
         queue = self._shares.order(self.waiting, self.standings.values()) if self.waiting else []
         if not self.standings and queue and not self._can_join(queue[0]):
@@ -151,6 +146,8 @@ class Desk:
             self._shares.add(orders.whole.user, seconds)
         if self.session is not None:
             self._shares.add(self.session.user, seconds)
+            if orders.call is not None or orders.begun:  # a pause begins when the ranks are done
+                self._called = time.monotonic()
         self._shares.charge([self.standings[name] for name in orders.steps if name in self.standings], seconds)
 
     def _admit(self, queue: list[JobWork]) -> tuple[_Setting | None, tuple[JobWork, ...]]:

@@ -127,18 +127,18 @@ class Floor:
     def _answer(self, session: Session, call: DenoiseCall, outcome: TurnOutcome) -> None:
         """Makes a client's call of the denoiser."""
         try:
-            named = session.arguments(call)
+            body = session.read(call)
         except PartsongError as error:
             outcome.answer = DenoiseAnswer(id=call.id, number=call.number, error=error)
             return
         try:
-            body = session.answer(named, writes=self._mesh.is_main)
+            prediction = session.answer(body, writes=self._mesh.is_main)
         except (DistributedError, torch.AcceleratorError):
             raise
         except Exception as error:  # noqa: BLE001 - as in `_step`
             self._fail([call.id], type(self._model.denoiser).__name__, error, outcome)
             return
-        outcome.answer = DenoiseAnswer(id=call.id, number=call.number, body=body)
+        outcome.answer = DenoiseAnswer(id=call.id, number=call.number, body=prediction)
 
     def _fail(self, names: list[str], caller: str, error: Exception, outcome: TurnOutcome) -> None:
         """Ends jobs whose call of the denoiser has failed."""

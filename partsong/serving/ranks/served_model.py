@@ -42,7 +42,16 @@ _WITH_SEVERAL = {
     "QwenImageEditPlusPipeline",
 }
 
-__all__ = ["ServedModel", "call_arguments", "can_join", "check_sizes", "check_work", "description", "read_mask"]
+__all__ = [
+    "ServedModel",
+    "call_arguments",
+    "can_join",
+    "check_sizes",
+    "check_work",
+    "denoiser_arguments",
+    "description",
+    "read_mask",
+]
 
 
 class ServedModel:
@@ -227,14 +236,22 @@ def description(settings: ReplicaSettings, model: ServedModel, mesh: Mesh) -> Re
     )
 
 
+def denoiser_arguments(denoiser: nn.Module) -> list[str]:
+    """Returns the names of the arguments that a client may send a denoiser."""
+    known = inspect.signature(type(denoiser).forward).parameters
+    return [name for name in known if name not in ("self", "return_dict")]
+
+
 def _denoiser_facts(denoiser: nn.Module) -> dict[str, Any]:
-    known = [
-        name for name in inspect.signature(type(denoiser).forward).parameters if name not in ("self", "return_dict")
-    ]
     config = dict(getattr(denoiser, "config", {}))
     plain = {name: value for name, value in config.items() if name[0] != "_" and _is_plain(value)}
     dtype = str(next(denoiser.parameters()).dtype).removeprefix("torch.")
-    return {"class": type(denoiser).__name__, "arguments": known, "dtype": dtype, "config": plain}
+    return {
+        "class": type(denoiser).__name__,
+        "arguments": denoiser_arguments(denoiser),
+        "dtype": dtype,
+        "config": plain,
+    }
 
 
 def _is_plain(value: Any) -> bool:

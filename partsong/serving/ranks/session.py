@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -11,8 +10,8 @@ from partsong.errors import ArgumentError
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.hooks.samples import sample_of
 from partsong.serving.messages import DenoiseCall, JobWork
-from partsong.serving.ranks.call_body import on_device, read_call, write_prediction
-from partsong.serving.ranks.served_model import ServedModel
+from partsong.serving.ranks.call_body import CallBody, on_device, read_call, write_prediction
+from partsong.serving.ranks.served_model import ServedModel, denoiser_arguments
 
 __all__ = ["Session"]
 
@@ -34,12 +33,11 @@ class Session:
     def __init__(self, model: ServedModel, work: JobWork) -> None:
         self.work, self._model = work, model
         self._timestep = adapter_for(model.denoiser).timestep
-        self._last: dict[str, Any] = {}
-        known = inspect.signature(type(model.denoiser).forward).parameters
-        self._known = [name for name in known if name not in ("self", "return_dict")]
+        self._last: dict[str, Any] = {}  # of the last call, on the device
+        self._known = denoiser_arguments(model.denoiser)
 
-    def arguments(self, call: DenoiseCall) -> dict[str, Any]:
-        """Reads the arguments of a call, with those that are unchanged since the last one.
+    def read(self, call: DenoiseCall) -> CallBody:
+        """Reads the arguments of a call.
 
         Raises:
             ArgumentError: they are none of this denoiser's; nothing has changed then.
@@ -55,19 +53,19 @@ class Session:
         sample = body.named.get(self._model.sample)
         if not isinstance(sample, torch.Tensor) or not sample.is_floating_point() or not sample.ndim:
             raise ArgumentError(f"send the latents of {name} as the tensor {self._model.sample!r}, of floating numbers")
-        named = {**{each: self._last[each] for each in body.unchanged}, **body.named}
-        if self._timestep in self._known and self._timestep not in named:
+        if self._timestep in self._known and self._timestep not in (*body.named, *body.unchanged):
             raise ArgumentError(f"send the {self._timestep!r} of each call: it tells the steps")
-        return named
+        return body
 
-    def answer(self, named: dict[str, Any], *, writes: bool) -> bytes:
+    def answer(self, body: CallBody, *, writes: bool) -> bytes:
         """Calls the denoiser; returns its prediction in the type of the latents, where this rank writes it."""
-        self._last, denoiser, given = named, self._model.denoiser, named[self._model.sample].dtype
+        denoiser, given = self._model.denoiser, body.named[self._model.sample].dtype
         weight = next(denoiser.parameters())
         moved = {  # a timestep of fewer digits would be another one
             name: on_device(value, weight.device, None if name == self._timestep else given, weight.dtype)
-            for name, value in named.items()
+            for name, value in body.named.items()
         }
+        self._last = {**{name: self._last[name] for name in body.unchanged}, **moved}
         with torch.no_grad():
-            output = denoiser(**moved)
+            output = denoiser(**self._last)
         return write_prediction(sample_of(output).to(given)) if writes else b""
