@@ -148,13 +148,21 @@ def test_the_second_generation_is_rehearsed_once_and_still_checked(name: str, mo
         assert len(seeds) == 6  # other steps: twice again
 
 
-def test_guidance_that_is_rescaled_later_is_refused() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_guidance_that_is_rescaled_later_is_refused(dtype: torch.dtype) -> None:
     case = CASES["StableDiffusionPipeline + one sample"]
-    pipe = case.make()
+    pipe = case.make().to(dtype)
     with parallelize(pipe, EXACT) as plan:
         case.run(worker.Through(plan))
         with pytest.raises(UnsupportedError, match="as guidance_rescale does; set"):
             case.run(worker.Through(plan), guidance_rescale=0.7)
+
+
+def test_half_precision_beside_latents_in_float32_is_no_rescaled_guidance() -> None:
+    case = CASES["WanPipeline"]
+    pipe = case.make()
+    pipe.transformer.to(torch.bfloat16)
+    assert distance(solved(case, pipe, EXACT)[0], case.run(pipe)) <= 2e-2
 
 
 class _Restless(DDIMScheduler):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,18 +16,19 @@ from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inne
 from partsong.parallel.exchange.key_blocks import empty_block, unpack_keys_values, write_keys_values
 from partsong.parallel.exchange.known_rows import KnownRows, Stretch
 from partsong.parallel.exchange.rooms import Rooms
+from partsong.parallel.exchange.turns import Blocks, Turn, doubles, refuse_doubling, turns_of
 from partsong.parallel.exchange.wired import Wired
 from partsong.parallel.exchange.wires import Wire, WireName, wire_of
 from partsong.parallel.hooks.clock import StepClock
-from partsong.parallel.ranks.collectives import Messages, ring_exchange, ring_messages
+from partsong.parallel.ranks.collectives import Messages, ring_exchange
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.ranks.shards import offsets
 
 __all__ = ["WHOLE_STEPS", "Ring", "RingStage", "ring_stage"]
 
 
-#: The rank of a block of keys and values `[B, H, L, D]`, and the two.
-Block = tuple[int, Tensor, Tensor]
+#: The ranks of blocks of keys and values `[B, H, L, D]` that lie end to end, and the two.
+Block = tuple[tuple[int, ...], Tensor, Tensor]
 
 #: First steps in which residual wires send blocks as they are: two, so that their base can be extrapolated.
 WHOLE_STEPS = 2
@@ -39,6 +40,8 @@ class Ring(Wired):
 
     The next block is in transit while the current one is computed, and each block's attention is merged into the result
     so far by its log-sum-exp. Takes any number of heads, also fewer than ranks, and memory for three blocks of keys.
+    Where blocks are short, GPUs would wait for hosts that begin one turn after the other. There a message carries twice
+    as many blocks as the one before it.
 
     Use it when sequences are long and links are those of PCI Express, or when there are more ranks than heads.
 
@@ -46,8 +49,11 @@ class Ring(Wired):
         degree: number of ranks; None takes all ranks that other strategies leave.
         wire: how blocks are written into messages (docs/wires.md). Any but ``none`` rounds them, which is approximate;
             residuals are relative to earlier steps, and cost memory for the keys and values of all layers.
+        blocks: what a message carries: ``one`` block, from the next rank; or ``doubling`` numbers of them, in fewer
+            turns, with memory for the blocks of all ranks. ``auto`` doubles between GPUs where blocks are short. Wires
+            take one.
 
-    Source: Ring Attention, arXiv 2310.01889; residual messages are those of CompactFusion.
+    Source: Ring Attention, arXiv 2310.01889; residual messages are those of CompactFusion, doubled ones Bruck's.
 
     Example:
         >>> Ring().kind, Ring(wire="int8").kind
@@ -61,6 +67,12 @@ class Ring(Wired):
 
     degree: Count | None = None
     wire: WireName = "none"
+    blocks: Blocks = "auto"
+
+    def validate(self) -> None:
+        """Refuses doubled messages of compressed blocks."""
+        super(Ring, self).validate()
+        refuse_doubling(self, self.blocks)
 
     @property
     def warmup_steps(self) -> int:  # type: ignore[override]
@@ -70,49 +82,46 @@ class Ring(Wired):
 
     def stages(self, mesh: Mesh, clock: StepClock) -> list[RingStage]:
         """Returns the attention stages this strategy adds to a plan."""
-        return [ring_stage(mesh.axis("ring"), clock, self.wire)]
+        return [ring_stage(mesh.axis("ring"), clock, self.wire, self.blocks)]
 
 
-def ring_stage(axis: Axis, clock: StepClock, wire: WireName) -> RingStage:
+def ring_stage(axis: Axis, clock: StepClock, wire: WireName, blocks: Blocks = "auto") -> RingStage:
     """Returns the stage of a ring, for plain or compressed blocks."""
     chosen = wire_of(wire)
-    return RingStage(axis, clock) if chosen is None else WiredRingStage(axis, clock, chosen)
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """Holds one exchange of a ring, and whose keys and values arrive in it."""
-
-    messages: Messages
-    owner: int
-    k: Tensor
-    v: Tensor
+    return RingStage(axis, clock, blocks) if chosen is None else WiredRingStage(axis, clock, chosen)
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Holds the memory of a ring: where this rank's keys and values go before they are sent, and all turns."""
+    """Holds the memory of a ring.
+
+    Attributes:
+        k: where this rank's keys go before they are sent.
+        v: where its values go.
+        turns: each exchange, with the blocks that arrive in it.
+    """
 
     k: Tensor
     v: Tensor
-    turns: tuple[_Turn, ...]
+    turns: tuple[tuple[Messages, Block], ...]
 
 
 class RingStage(Stage):
     """Attends to one key/value block after the other, as they come around.
 
-    All layers of a generation share three blocks of memory, whose messages are prepared once.
+    All layers of a generation share the memory for blocks, whose messages are prepared once.
     """
 
-    def __init__(self, axis: Axis, clock: StepClock) -> None:
+    def __init__(self, axis: Axis, clock: StepClock, blocks: Blocks = "auto") -> None:
         self.axis = axis
+        self.knob: Blocks = blocks
         self._rooms: Rooms[_Room] = Rooms(clock)
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attends with the local queries to the blocks of all ranks; `inner` is not needed."""
         total = None
-        for owner, k, v in self.blocks(call):
-            total = _attend(call, k, v, owner, total)
+        for owners, k, v in self.blocks(call):
+            total = _attend(call, k, v, owners, total)
         assert total is not None
         return total[0].to(call.q.dtype)
 
@@ -121,35 +130,45 @@ class RingStage(Stage):
         room = self._rooms.of(call.k, call.sizes, make=lambda: self._make_room(call))
         room.k.copy_(call.k)
         room.v.copy_(call.v)
-        owner, k, v = self.axis.index, call.k, call.v
-        for turn in room.turns:
-            pending = turn.messages.post()
-            yield owner, k, v
+        block: Block = (self.axis.index,), call.k, call.v
+        for messages, arriving in room.turns:
+            pending = messages.post()
+            yield block
             pending.wait()
-            owner, k, v = turn.owner, turn.k, turn.v
-        yield owner, k, v
+            block = arriving
+        yield block
+
+    def _turns(self, sizes: Sequence[int], heads: int) -> tuple[Turn, ...]:
+        return turns_of(self.axis.size, doubling=doubles(self.knob, self.axis, sizes, heads))
 
     def _make_room(self, call: AttentionCall) -> _Room:
-        own, *others = (empty_block(call.k, max(call.sizes)) for _ in range(3))
-        block = own[: call.k.shape[2]]
-        k, v = unpack_keys_values(block)
-        turns = []
-        for turn, (_, before) in enumerate(self.turns()):
-            incoming = others[turn % 2][: call.sizes[before]]
-            messages = ring_messages(self.axis, block, incoming, name="ring attention")
-            turns.append(_Turn(messages, before, *unpack_keys_values(incoming)))
-            block = incoming
-        return _Room(k, v, tuple(turns))
-
-    def turns(self) -> Iterator[tuple[int, int]]:
-        """Yields, for every turn but the last, the owner of the current block and of the one that arrives."""
         size, me = self.axis.size, self.axis.index
-        return (((me - turn) % size, (me - turn - 1) % size) for turn in range(size - 1))
+        turns = self._turns(call.sizes, call.q.shape[0] * call.q.shape[1])
+        lengths = [call.sizes[(me - block) % size] for block in range(size)]
+        if any(turn.count > 1 for turn in turns):
+            starts = offsets(lengths)
+            whole = empty_block(call.k, sum(lengths))
+        else:  # two pieces of memory take turns, beside this rank's own
+            starts = [(1 + block % 2) * max(lengths) if block else 0 for block in range(size)]
+            whole = empty_block(call.k, 3 * max(lengths))
+
+        def part(blocks: range) -> Tensor:
+            return whole[starts[blocks[0]] :][: sum(lengths[block] for block in blocks)]
+
+        prepared = []
+        for turn in turns:
+            arriving = part(turn.arriving)
+            sends, recvs = {(me + turn.hop) % size: part(turn.sent)}, {(me - turn.hop) % size: arriving}
+            owners = tuple((me - block) % size for block in turn.arriving)
+            messages = Messages(self.axis, sends, recvs, name="ring attention")
+            prepared.append((messages, (owners, *unpack_keys_values(arriving))))
+        return _Room(*unpack_keys_values(part(range(1))), tuple(prepared))
 
     def predict(self, shape: AttentionShape) -> tuple[int, tuple[AttentionShape, ...]]:
         """Returns the bytes this rank sends: its own block, then every block it passes on."""
         size, unit = self.axis.size, shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize
-        return sum(shape.sizes[(shape.index - turn) % size] for turn in range(size - 1)) * unit, (shape,)
+        turns = self._turns(shape.sizes, shape.batch * shape.heads)
+        return sum(shape.sizes[(shape.index - block) % size] for turn in turns for block in turn.sent) * unit, (shape,)
 
 
 class WiredRingStage(RingStage):
@@ -162,7 +181,7 @@ class WiredRingStage(RingStage):
     """
 
     def __init__(self, axis: Axis, clock: StepClock, wire: Wire) -> None:
-        super().__init__(axis, clock)
+        super().__init__(axis, clock, "one")
         self.clock, self.wire = clock, wire
         self.known: dict[tuple[int, int, int], tuple[KnownRows, list[Stretch]]] = {}
         clock.on_begin(self.abandon)
@@ -196,11 +215,16 @@ class WiredRingStage(RingStage):
             pending = ring_exchange(self.axis, message, incoming, name="ring attention")
             if self.wire.is_residual and owner == me:
                 self._take(known, message, parts[me], is_whole)
-            yield owner, k, v
+            yield (owner,), k, v
             pending.wait()
             message = incoming
             k, v = unpack_keys_values(self._take(known, message, parts[before], is_whole))
-        yield (me + 1) % self.axis.size, k, v
+        yield ((me + 1) % self.axis.size,), k, v
+
+    def turns(self) -> Iterator[tuple[int, int]]:
+        """Yields, for every turn but the last, the owner of the current block and of the one that arrives."""
+        size, me = self.axis.size, self.axis.index
+        return (((me - turn) % size, (me - turn - 1) % size) for turn in range(size - 1))
 
     def _room(self, call: AttentionCall) -> tuple[KnownRows, list[Stretch]]:
         step = self.clock.step
@@ -227,13 +251,14 @@ class WiredRingStage(RingStage):
 
 
 def _attend(
-    call: AttentionCall, k: Tensor, v: Tensor, owner: int, total: tuple[Tensor, Tensor] | None
+    call: AttentionCall, k: Tensor, v: Tensor, owners: tuple[int, ...], total: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """Adds the block of rank `owner` to the result so far."""
+    """Adds the blocks of some ranks to the result so far."""
     if call.masks is None:
         out, lse = attend_block(call.q, k, v, scale=call.scale, init=total)
     else:
-        mask = call.masks[owner]
+        masks = [call.masks[owner] for owner in owners]
+        mask = masks[0] if len(masks) == 1 else torch.cat(masks, dim=-1)
         keep, bias = (mask, None) if mask.dtype == torch.bool else (None, mask)
         out, lse = attention(call.q, k, v, mask=keep, bias=bias, scale=call.scale, init=total)
     # In half precision every turn would round the total once more.

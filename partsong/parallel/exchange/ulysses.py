@@ -71,6 +71,7 @@ class UlyssesStage(Stage):
         self.axis, self.waves, self.wire = axis, waves, wire
         self.is_fused = wire is None and axis.is_fused
         self._waves: dict[tuple[Any, ...], list[Wave]] = {}
+        self._shards: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attends over all tokens of this axis' group, for this rank's heads."""
@@ -78,7 +79,10 @@ class UlyssesStage(Stage):
         group = heads // call.k.shape[1]
         whole = call.q.new_empty((length, batch, heads, dim))
         waves = self._cut(call)
-        outer = self._outer(call)
+        key = call.sizes, call.runs, call.index
+        if key not in self._shards:
+            self._shards[key] = self._outer(call)
+        outer = {**self._shards[key]}
         if call.masks is not None:
             starts = range(0, len(call.masks), size)
             outer["masks"] = tuple(torch.cat(call.masks[start : start + size], dim=-1) for start in starts)

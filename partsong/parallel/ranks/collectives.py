@@ -38,7 +38,6 @@ __all__ = [
     "gather_tokens",
     "halo_exchange",
     "ring_exchange",
-    "ring_messages",
 ]
 
 _TAGS = 1 << 16
@@ -252,15 +251,10 @@ def _check_stops(axis: Axis) -> None:
     axis.doubts.clear()
 
 
-def ring_messages(axis: Axis, send: Tensor, recv: Tensor, *, name: str) -> Messages:
-    """Returns a message to the next rank of the axis and one from the rank before."""
-    after, before = (axis.index + 1) % axis.size, (axis.index - 1) % axis.size
-    return Messages(axis, {after: send}, {before: recv}, name=name)
-
-
 def ring_exchange(axis: Axis, send: Tensor, recv: Tensor, *, name: str = "ring exchange") -> Pending:
     """Sends to the next rank of the axis and receives from the previous one."""
-    return ring_messages(axis, send, recv, name=name).post()
+    after, before = (axis.index + 1) % axis.size, (axis.index - 1) % axis.size
+    return exchange(axis, {after: send}, {before: recv}, name=name)
 
 
 def all_to_all(axis: Axis, sends: Sequence[Tensor], recvs: Sequence[Tensor], *, name: str = "all-to-all") -> Pending:

@@ -14,7 +14,7 @@ from partsong.parallel.cuts.same_arguments import equal_arguments
 from partsong.parallel.hooks.samples import sample_of
 from partsong.samplers.pipeline.paused import Finished, PausedCall
 from partsong.samplers.time_parallel.scheduled import ScheduledStep
-from partsong.samplers.time_parallel.sums import slack
+from partsong.samplers.time_parallel.sums import weight_slack
 
 __all__ = ["ADVICE", "Findings", "ModelCall", "Rehearsal", "RehearsedStep", "copies_of", "place_of", "stacked"]
 
@@ -155,7 +155,7 @@ class Findings:
                 for step in steps
             ],
             [_changed(_tensors(step.rule.given.named), _tensors(first.rule.given.named)) for step in steps],
-            slack(rehearsal.start),
+            weight_slack([sample_of(output) for output in rehearsal.outputs]),
         )
 
     def check_same(self, other: Findings, name: str) -> None:

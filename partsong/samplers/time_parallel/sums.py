@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["close", "fitted", "slack"]
+__all__ = ["close", "fitted", "slack", "weight_slack"]
 
 #: Sums of numbers around 1 agree to this many units of rounding. Many schedulers and pipelines compute in float32,
 #: whatever the type of their latents.
 _ROUNDINGS, _COARSE = 60, torch.finfo(torch.float32).eps
+#: The same for their average.
+_AVERAGED = 10
 
 
 def fitted(parts: Sequence[Tensor], wanted: Tensor) -> list[float]:
@@ -38,3 +40,11 @@ def close(one: Tensor, other: Tensor, like: Tensor) -> bool:
         return False
     apart, size = (one.double() - other.double()).abs().max(), other.double().abs().max()
     return bool(torch.isfinite(apart)) and float(apart) <= slack(like) * max(1.0, float(size))
+
+
+def weight_slack(parts: Sequence[Tensor]) -> float:
+    """Returns how far fitted weights around 1 may differ by the rounding of the parts: it evens out over their numbers.
+
+    A model may compute in half precision beside latents in float32, as Wan's does.
+    """
+    return max(_ROUNDINGS * _COARSE, *(_AVERAGED * torch.finfo(part.dtype).eps / part.numel() ** 0.5 for part in parts))
