@@ -143,8 +143,9 @@ def main(config: Config) -> None:
         f"Two ranks with one thread each, {config.model} with random weights, {config.tokens} image tokens, float32. "
         "*Compiled* is `capture(plan)`, for the serial model diffusers' `compile_repeated_blocks`, both with torch's "
         "default compiler for CPUs. *Speed-up* is against the uncompiled serial model, which both ranks compute at the "
-        f"same time, in rounds side by side (median of {config.repeats}). *Graphs* are the pieces that two steps "
-        "compile, *operators* what is in them, *other breaks* where compiled code pauses but for partsong's exchanges. *Difference* is of the last step's output from the serial one, relative."
+        f"same time, in rounds side by side (median of {config.repeats}). *Graphs* are the "
+        "pieces that two steps compile, *operators* what is in them, *other breaks* where compiled code pauses but for "
+        "partsong's exchanges. *Difference* is of the last step's output from the serial one, relative."
     )
     columns = ("strategy", "compiled", "s", "speed-up", "graphs", "operators", "other breaks", "difference")
     lines = [

@@ -110,10 +110,10 @@ def _on_rank(folder: Path, mix: str) -> list[list[float]]:
         import diffusers
 
         assert diffusers.FluxPipeline and diffusers.FluxTransformer2DModel  # imported before the count begins
-        with _Peak() as loading:
+        with Peak() as loading:
             plan = load_pipeline(folder, *strategies, mesh=mesh)
-        held = sum(_local(weight).nbytes for weight in plan.target.transformer.parameters())
-        with _Peak(loading.base) as sampling:
+        held = sum(local_part(weight).nbytes for weight in plan.target.transformer.parameters())
+        with Peak(loading.base) as sampling:
             draw = torch.Generator().manual_seed(1)
             embeds = {"prompt_embeds": (1, TEXT_TOKENS, WIDTH), "pooled_prompt_embeds": (1, WIDTH)}
             named = {name: torch.randn(size, generator=draw) for name, size in embeds.items()}
@@ -125,11 +125,11 @@ def _on_rank(folder: Path, mix: str) -> list[list[float]]:
         return table
 
 
-def _local(weight: Any) -> torch.Tensor:
+def local_part(weight: Any) -> torch.Tensor:
     return weight.to_local() if hasattr(weight, "to_local") else weight
 
 
-class _Peak:
+class Peak:
     """Samples resident memory while it is open."""
 
     def __init__(self, base: int | None = None) -> None:
@@ -141,7 +141,7 @@ class _Peak:
         while not self._stop.wait(0.002):
             self.peak = max(self.peak, _resident() - self.base)
 
-    def __enter__(self) -> _Peak:
+    def __enter__(self) -> Peak:
         self._thread.start()
         return self
 

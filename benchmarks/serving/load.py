@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import io
 import random
+import signal
 import statistics
 import tempfile
 import threading
@@ -27,8 +28,7 @@ import tyro
 from PIL import Image
 
 from benchmarks.filing import file_result, markdown_table, result_path
-from benchmarks.serving.server import PROMPT, Server
-from partsong.jobs.load import LoadWatch
+from benchmarks.serving.server import PROMPT, Server, ServerWatch
 
 ENDED = ("completed", "failed", "cancelled")
 
@@ -55,15 +55,15 @@ class Config:
 
 def main(config: Config) -> None:
     """Measures everything and writes the files."""
-    watch, rows = LoadWatch(), []
+    watch, rows = ServerWatch(), []
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder), config.nproc)
         try:
             for measure in (_throughput, _fairness, _first_partial, _cancels, _soak, _kills):
                 rows += measure(server, config)
-            load = watch.report()  # while the ranks run: their memory is not known once they have ended
         finally:
             server.end()
+    load = watch.report()
     lines = [(row["name"], row["value"], row["bar"]) for row in rows]
     note = (
         f"`shapes` with {config.nproc} ranks of one thread, 28 steps with guidance, asked over loopback by the "
@@ -211,8 +211,7 @@ def _kills(server: Server, config: Config) -> list[dict[str, Any]]:
         time.sleep(drawn.uniform(0.5, 4.0))
         finished |= _completed(server)
         if number % 5 == 4:
-            server.process.kill()
-            server.process.wait()
+            server.end(signal.SIGKILL)
             server.begin()
         elif ranks := server.ranks():
             with contextlib.suppress(psutil.Error):

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import openai
 import psutil
 
-__all__ = ["PROMPT", "Server"]
+from partsong.jobs.load import LoadWatch
+
+__all__ = ["PROMPT", "Server", "ServerWatch"]
 
 PROMPT = "a red circle left of a blue square"
 
 
 class Server:
-    """Runs a server in a process of its own, and starts it again in the same folder."""
+    """Runs a server in a process of its own, and starts it again in the same folder.
+
+    Attributes:
+        orphaned: processor seconds of the ranks of all servers that have ended; the system counts them for nobody,
+            since ranks outlive the server that started them by a moment.
+    """
+
+    orphaned: ClassVar[float] = 0.0
 
     def __init__(self, folder: Path, nproc: int, more: Sequence[str] = ()) -> None:
         self.folder, self.nproc, self.more = folder, nproc, more
@@ -70,7 +80,33 @@ class Server:
         self.client.images.generate(model="shapes", prompt=PROMPT, size=size, extra_body={"seed": seed, **more})
         return time.perf_counter() - begin
 
-    def end(self) -> None:
-        """Ends it."""
-        self.process.terminate()
-        self.process.wait(60)
+    def end(self, sign: int = signal.SIGTERM, seconds: float = 120.0) -> int:
+        """Ends it, and returns its exit code."""
+        used = self._used_by_ranks()
+        self.process.send_signal(sign)
+        until = time.monotonic() + seconds
+        while self.process.poll() is None:
+            assert time.monotonic() < until, f"the server did not end within {seconds:g} s"
+            used = max(used, self._used_by_ranks())
+            time.sleep(0.02)
+        Server.orphaned += used
+        return self.process.returncode
+
+    def _used_by_ranks(self) -> float:
+        used = 0.0
+        with contextlib.suppress(psutil.Error):
+            for process in self.processes()[1:]:
+                used += sum(process.cpu_times()[:4])
+        return used
+
+
+class ServerWatch(LoadWatch):
+    """Counts the ranks of servers that have ended since it began as our own load, and not as that of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._orphaned = Server.orphaned
+
+    def of_others(self, beside: float = 0.0) -> float:
+        """Returns the share of all cores that others took; see `LoadWatch`."""
+        return super().of_others(beside + Server.orphaned - self._orphaned)

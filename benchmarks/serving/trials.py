@@ -26,8 +26,7 @@ import psutil
 import tyro
 
 from benchmarks.filing import file_result, markdown_table, result_path
-from benchmarks.serving.server import PROMPT, Server
-from partsong.jobs.load import LoadWatch
+from benchmarks.serving.server import PROMPT, Server, ServerWatch
 
 SHORT = {"kind": "image", "model": "shapes", "prompt": PROMPT, "num_inference_steps": 4}
 
@@ -48,16 +47,18 @@ class Config:
 
 def main(config: Config) -> None:
     """Runs all trials and writes the files."""
-    watch, rows = LoadWatch(), []
+    rows: list[dict[str, Any]] = []
     for trial in (_at_once, _idle_connections, _full_disk, _sigterm, _poison):
-        rows += trial(config)
-    lines = [(row["name"], row["value"], row["bar"]) for row in rows]
+        watch = ServerWatch()
+        rows += [{**row, **watch.report()} for row in trial(config)]
+    lines = [(row["name"], row["value"], row["bar"], f"{row['load_of_others']:.0%}") for row in rows]
     note = (
         "`shapes` with 2 ranks of one thread, pictures of 4 steps; the server, its ranks and all clients share the "
         "cores of one machine."
     )
-    table = markdown_table(("trial", "what happened", "bar"), lines)
-    file_result(config.out, __file__, rows, "Trials of the server", note, table, load=watch.report())
+    table = markdown_table(("trial", "what happened", "bar", "load of others"), lines)
+    load = {share: max(row[share] for row in rows) for share in ("load_before", "load_of_others")}
+    file_result(config.out, __file__, rows, "Trials of the server", note, table, load=load)
 
 
 @contextlib.contextmanager
@@ -159,8 +160,7 @@ def _sigterm(config: Config) -> list[dict[str, Any]]:
         while httpx.get(f"{server.url}/v1/jobs/{names[0]}").json()["status"] == "queued":
             time.sleep(0.01)
         begin = time.perf_counter()
-        server.process.send_signal(signal.SIGTERM)
-        code, seconds = server.process.wait(120), time.perf_counter() - begin
+        code, seconds = server.end(), time.perf_counter() - begin
         with _served(Path(folder)) as following:
             ends = _ends(following, names)
     value = f"exit code {code} after {seconds:.1f} s; of 30 jobs the next server has {dict(ends)}"

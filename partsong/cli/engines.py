@@ -8,8 +8,10 @@ from partsong.cli.options import Asking
 from partsong.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from partsong.cli.options import Think
+    from partsong.cli.serving_options import Serving
     from partsong.reasoning.calls.engine import Engine
-    from partsong.reasoning.strategies.verifier import VerifierAddress
+    from partsong.reasoning.scorers.verifier import VerifierAddress
 
 __all__ = ["local_model", "make_engine", "verifier_address"]
 
@@ -55,20 +57,23 @@ def make_engine(options: Asking) -> Engine:
     return open_engine(EngineArguments(pretrained=model, dtype=options.dtype, device=options.device, **how))
 
 
-def verifier_address(url: str | None, model: str | None) -> VerifierAddress | None:
+def verifier_address(options: Think | Serving) -> VerifierAddress | None:
     """Returns where the model is that scores texts; None where none was named.
 
     Raises:
-        ArgumentError: only one of address and model was given, or the address cannot be used.
+        ArgumentError: only one of address and model was given, the address cannot be used, or the kind is unknown.
     """
-    if url is None and model is None:
+    url, model, kind = options.scorer, options.scorer_model, options.scorer_kind
+    if url is None and model is None and kind is None:
         return None
     if url is None or model is None:
         raise ArgumentError("--scorer URL and --scorer-model NAME go together: where the model is, and which it is")
     from partsong.reasoning.remote.address import check_address
-    from partsong.reasoning.strategies.verifier import VerifierAddress
+    from partsong.reasoning.scorers.reward_model import JUDGE, check_scorer_kind
+    from partsong.reasoning.scorers.verifier import VerifierAddress
 
-    return VerifierAddress(base_url=check_address(url, has_key=False, plain_http=False), model=model)
+    check_scorer_kind(kind := kind or JUDGE)
+    return VerifierAddress(base_url=check_address(url, has_key=False, plain_http=False), model=model, kind=kind)
 
 
 def _check(options: Asking) -> None:

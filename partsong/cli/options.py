@@ -141,6 +141,10 @@ class Text(Decoding):
     """Which tokens a step accepts (see `partsong list rules`); entropy-bound if not given."""
     temperature: Temperature = 0.0
     """How freely tokens are drawn; 0 takes the most likely ones."""
+    nproc: Count = None
+    """Ranks that share the model's weights; torchrun's number under torchrun, and otherwise 1 if not given."""
+    strategy: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]")] = ()
+    """How ranks share them: tensor-parallel or sharded-weights."""
     chat: bool = False
     """Put the prompt through the tokenizer's chat template; the default if it has one."""
     no_chat: bool = False
@@ -214,6 +218,9 @@ class Think(Asking):
     how likely it says that a text is right. Its key is read from the environment variable PARTSONG_SCORER_KEY."""
     scorer_model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """What that server calls the model."""
+    scorer_kind: Annotated[str | None, tyro.conf.arg(metavar="KIND[:KEY=VALUE,...]")] = None
+    """How that model answers: judge, the default, with a yes or a no; reward with a number for the text, process with
+    one for each step, both at /pooling of vLLM; classify or score at the endpoints of those names."""
     logprobs: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """How many alternatives to ask for at every token; strategies that weigh confidence ask for them by themselves."""
     budget_tokens: Count = None

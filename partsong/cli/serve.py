@@ -151,7 +151,7 @@ def _server(options: Serving, users: dict[str, Any]) -> Any:
         num_replicas=options.replicas or 1,
         texts=_texts(options, texts),
         upstream=options.upstream,
-        verifier=verifier_address(options.scorer, options.scorer_model),
+        verifier=verifier_address(options),
         served_names=ServedNames.read(options.served_name),
         folder=_folder(options.folder),
         outputs=_outputs(options),
@@ -174,7 +174,7 @@ def _texts(options: Serving, names: list[str]) -> Any:
     from partsong.serving.texts.wire import TextSpec
 
     how: Any = {"dtype": options.dtype, "threads": options.threads}
-    how["verifier"] = verifier_address(options.scorer, options.scorer_model)
+    how["verifier"] = verifier_address(options)
     return {Path(name).name: LocalText(TextSpec(name=Path(name).name, model=name, **how)) for name in names}
 
 

@@ -48,6 +48,9 @@ class Serving(Common):
     PARTSONG_SCORER_KEY."""
     scorer_model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """What that server calls the model."""
+    scorer_kind: Annotated[str | None, tyro.conf.arg(metavar="KIND[:KEY=VALUE,...]")] = None
+    """How that model answers: judge, the default, with a yes or a no; reward with a number for the text, process with
+    one for each step, both at /pooling of vLLM; classify or score at the endpoints of those names."""
     served_name: Annotated[_Repeated, tyro.conf.arg(metavar="NAME=MODEL", help_behavior_hint="")] = ()
     """A further name for a model, for clients that ask for one of their own, such as gpt-image-1=shapes or
     gpt-4o=sums:self-consistency:num=8; repeat it for several."""

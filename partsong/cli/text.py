@@ -1,19 +1,25 @@
-"""Runs ``partsong text``: checks what needs no model, then decodes in this process."""
+"""Runs ``partsong text``: checks what needs no model, then decodes on the ranks."""
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partsong.cli.bounds import check_files
 from partsong.cli.decoding import check_decoding, read_rule
 from partsong.cli.options import Text
-from partsong.cli.ranks import refuse_torchrun
+from partsong.cli.ranks import is_main, num_ranks, prepare_ranks, run_on_ranks
 from partsong.errors import ArgumentError
 from partsong.jobs.folder_source import find_text_model
 from partsong.outputs import write_text
 
-__all__ = ["summary", "text"]
+if TYPE_CHECKING:
+    from partsong.jobs.texts import TextJob
+    from partsong.parallel import Strategy
+
+__all__ = ["decode_on_rank", "summary", "text"]
 
 
 def text(options: Text) -> dict[str, Any]:
@@ -22,12 +28,14 @@ def text(options: Text) -> dict[str, Any]:
     from partsong.kernels.speculation.registry import drafters_of
     from partsong.samplers.text import parse_cache
 
+    nproc = num_ranks(options.nproc)
+    strategies = _strategies(options, nproc)
     drafters = drafters_of(options.speculate)
     rule = None if options.rule is None else read_rule(options.rule)
     cache = None if options.cache is None else parse_cache(options.cache)
     source = find_text_model(options.model, options.adapter)
-    from partsong.cli.draw_text import viewer
-    from partsong.jobs.texts import TextJob, prepare_text, run_text
+    prepare_ranks(nproc, "partsong.jobs.texts")
+    from partsong.jobs.texts import TextJob
 
     job = TextJob(
         folder=source.folder,
@@ -50,20 +58,49 @@ def text(options: Text) -> dict[str, Any]:
         threads=options.threads,
         compare=options.compare,
         ledger=None if options.ledger is None else Path(options.ledger),
+        strategies=strategies,
     )
-    loaded = prepare_text(job)
-    shown = viewer(loaded, show=options.show)
-    measured = run_text(loaded, shown.step if shown.watches else None)
-    shown.end(measured["text"])
-    return _make_result(options, measured)
+    return _make_result(options, nproc, run_on_ranks(decode_on_rank, nproc, job, nproc, options.show))
 
 
-def _make_result(options: Text, measured: dict[str, Any]) -> dict[str, Any]:
+def decode_on_rank(job: TextJob, nproc: int, show: bool) -> dict[str, Any]:
+    """Decodes a job on this rank; the first one shows it and writes its files."""
+    from partsong.cli.draw_text import viewer
+    from partsong.jobs.texts import prepare_text, run_text
+    from partsong.parallel import Mesh, mesh_for
+
+    with contextlib.ExitStack() as stack:
+        mesh = None
+        if nproc > 1:
+            mesh = stack.enter_context(Mesh(**mesh_for(job.strategies, nproc), device=job.device))
+            if not mesh.is_main:
+                return run_text(prepare_text(replace(job, ledger=None), mesh), None)
+        loaded = prepare_text(job, mesh)
+        shown = viewer(loaded, show=show)
+        measured = run_text(loaded, shown.step if shown.watches else None)
+        shown.end(measured["text"])
+        return measured
+
+
+def _strategies(options: Text, nproc: int) -> tuple[Strategy, ...]:
+    from partsong.samplers.registry import parse_strategy
+
+    if nproc > 1 and not options.strategy:
+        raise ArgumentError(
+            f"{nproc} ranks need to know how to share the model; add --strategy tensor-parallel, or sharded-weights"
+        )
+    return tuple(parse_strategy(text) for text in options.strategy)
+
+
+def _make_result(options: Text, nproc: int, measured: dict[str, Any]) -> dict[str, Any]:
+    if not is_main():
+        return {}
     if options.out is not None:
         write_text(options.out, measured["text"] + "\n")
     return {
         "command": "text",
-        "nproc": 1,
+        "nproc": nproc,
+        "strategy": " ".join(options.strategy) or "serial",
         "seed": options.seed,
         "out": options.out,
         "ledger": options.ledger,
@@ -133,10 +170,10 @@ def _number(count: int, noun: str) -> str:
 
 
 def _check(options: Text) -> None:
-    refuse_torchrun("partsong text runs in one process")
     if not options.prompt.strip() and options.template is None:
         raise ArgumentError("the prompt is empty; say what to answer, or give a --template to fill in")
     if options.chat and options.no_chat:
         raise ArgumentError("--chat and --no-chat contradict each other; give one of them")
-    check_files(options.out, options.json, options.ledger)
+    if is_main():
+        check_files(options.out, options.json, options.ledger)
     check_decoding(options)

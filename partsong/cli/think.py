@@ -112,7 +112,7 @@ async def _think(
 
 
 def _verifier(options: Think) -> Verifier | None:
-    address = verifier_address(options.scorer, options.scorer_model)
+    address = verifier_address(options)
     return None if address is None else address.open()
 
 
@@ -159,8 +159,8 @@ def summary(result: dict[str, Any]) -> str:
 def _check(options: Think) -> tuple[Thinking, Budget, Parameters]:
     from partsong.reasoning import Budget, Parameters
     from partsong.reasoning.calls.trace import check_format
+    from partsong.reasoning.scorers.verifier import takes_scorer
     from partsong.reasoning.strategies import STRATEGIES, parse_thinking
-    from partsong.reasoning.strategies.verifier import takes_scorer
 
     refuse_torchrun("partsong think runs in one process")
     if options.replay and options.journal is None:
@@ -173,7 +173,7 @@ def _check(options: Think) -> tuple[Thinking, Budget, Parameters]:
         raise ArgumentError(
             f"strategy {thinking.name} needs {', '.join(thinking.needs)}, which no option can give; call it in Python"
         )
-    if verifier_address(options.scorer, options.scorer_model) is not None and not takes_scorer(thinking.name):
+    if verifier_address(options) is not None and not takes_scorer(thinking.name):
         names = ", ".join(filter(takes_scorer, STRATEGIES))
         raise ArgumentError(f"--scorer: strategy {thinking.name} takes none; these do: {names}")
     budget = Budget(

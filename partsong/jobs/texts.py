@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from partsong.kernels.speculation.drafter import DrafterKnobs
 from partsong.kernels.speculation.registry import MODEL_FREE
 from partsong.knobs import format_knobs
 from partsong.ledger import Ledger
+from partsong.parallel import Mesh, Strategy
 from partsong.samplers.text import (
     CACHES,
     RULES,
@@ -60,6 +61,7 @@ class TextJob:
         compare: whether to decode one token per step as well; with `verify` or `speculate`, whether to decode without
             it as well.
         ledger: JSONL to write.
+        strategies: how ranks share the model.
     """
 
     folder: Path
@@ -82,6 +84,7 @@ class TextJob:
     threads: int | None = None
     compare: bool = False
     ledger: Path | None = None
+    strategies: tuple[Strategy, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,8 +116,12 @@ class LoadedText:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-def prepare_text(job: TextJob) -> LoadedText:
+def prepare_text(job: TextJob, mesh: Mesh | None = None) -> LoadedText:
     """Loads what a job needs and checks all of it before the first forward.
+
+    Args:
+        job: what to decode.
+        mesh: the ranks that share the model; None for one.
 
     Raises:
         ArgumentError: the tokenizer, chat template or model cannot be read, or the prompt or a knob does not fit.
@@ -123,7 +130,14 @@ def prepare_text(job: TextJob) -> LoadedText:
     tokenizer = load_tokenizer(job.folder)
     ids = _prompt_ids(job, tokenizer)
     model = open_text_model(
-        job.folder, adapter=job.adapter, dtype=job.dtype, device=job.device, threads=job.threads, zoo_name=job.zoo_name
+        job.folder,
+        adapter=job.adapter,
+        dtype=job.dtype,
+        device=job.device,
+        threads=job.threads or (1 if mesh is not None else None),
+        zoo_name=job.zoo_name,
+        strategies=job.strategies if mesh is not None else (),
+        mesh=mesh,
     )
     options: dict[str, Any] = {
         "rule": job.rule,
@@ -154,6 +168,8 @@ def open_text_model(
     device: str | None = None,
     threads: int | None = None,
     zoo_name: str | None = None,
+    strategies: Sequence[Strategy] = (),
+    mesh: Mesh | None = None,
 ) -> Any:
     """Loads the `TextModel` of a folder, with arguments as in `TextJob`, and without messages of transformers."""
     from transformers.utils import logging
@@ -163,9 +179,13 @@ def open_text_model(
     # A zoo model is too small to need several threads.
     if threads or zoo_name:
         torch.set_num_threads(threads or 1)
-    device = device or accelerator()
     return load_text_model(
-        folder, adapter=adapter, dtype=None if dtype is None else getattr(torch, dtype), device=device
+        folder,
+        adapter=adapter,
+        dtype=None if dtype is None else getattr(torch, dtype),
+        device=device or (accelerator() if mesh is None else mesh.device),
+        strategies=strategies,
+        mesh=mesh,
     )
 
 

@@ -269,7 +269,7 @@ def _noise_of_rows(
         seeds = [_signed(check_seed(seed)) for seed in noise.seed]
         if len(seeds) != shape[0]:
             raise ArgumentError(f"noise has {len(seeds)} seeds but hidden has {shape[0]} samples: give one for each")
-        keys = torch.tensor(seeds, dtype=torch.int64, device=device).repeat_interleave(shape[1:].numel())
+        keys = torch.tensor(seeds, dtype=torch.int64).to(device, non_blocking=True).repeat_interleave(shape[1:].numel())
     else:
         keys = torch.full((shape.numel(),), _signed(check_seed(noise.seed)), dtype=torch.int64, device=device)
         if places is None and len(shape) == 2 and shape[0] > 1:

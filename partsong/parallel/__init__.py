@@ -11,6 +11,7 @@ from partsong.parallel.ranks.launch import launch
 from partsong.parallel.ranks.mesh import AXES, Axis, Mesh
 from partsong.parallel.ranks.speeds import measure_shares
 from partsong.parallel.strategy import Strategy, mesh_for
+from partsong.parallel.text.plan import TextPlan
 
 __all__ = [
     "ADAPTERS",
@@ -24,6 +25,7 @@ __all__ = [
     "Plan",
     "Split",
     "Strategy",
+    "TextPlan",
     "capture",
     "launch",
     "measure_shares",

@@ -12,7 +12,7 @@ from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.pieces import WeightPiece
 
-__all__ = ["Attachment", "Borders", "Coder", "Cut", "Ghosts", "Rounds", "Shards", "Statistics"]
+__all__ = ["Attachment", "Borders", "Coder", "Cut", "Ghosts", "Rounds", "Shards", "Statistics", "TextShards"]
 
 #: The rows right above and right below a rank's own, `[B, C, p, W]`; None at the image's edge.
 Ghosts = tuple[Tensor | None, Tensor | None]
@@ -243,4 +243,30 @@ class Coder(Protocol):
 
     def describe(self) -> list[str]:
         """Says in words what is split, one line for each half that was called."""
+        ...
+
+
+class TextShards(Protocol):
+    """Describes the shares of a language model's weights that ranks hold; implementations inherit its defaults."""
+
+    def attach(self, hooks: HookSet) -> None:
+        """Leaves this rank's shares in the layers."""
+        ...
+
+    def begin_forward(self) -> None:
+        """Prepares for a call of the model; most shares have nothing to prepare."""
+
+    def piece_of(self, part: nn.Module, name: str) -> WeightPiece | None:
+        """Says which part of a weight this rank holds; None where it holds all."""
+        ...
+
+    def bytes_sent(self, tokens: int) -> int | None:
+        """Returns the bytes that this rank sends in a forward of so many tokens, up to their hidden states.
+
+        None where they depend on something else.
+        """
+        return None
+
+    def describe(self) -> str:
+        """Says in words what is shared out."""
         ...

@@ -18,7 +18,7 @@ from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import TOKEN_AXES, Stage
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import HookSet
-from partsong.parallel.protocols import Attachment, Borders, Coder, Cut, Ghosts, Rounds, Shards, Statistics
+from partsong.parallel.protocols import Attachment, Borders, Coder, Cut, Ghosts, Rounds, Shards, Statistics, TextShards
 from partsong.parallel.ranks.axes import AXES, shares_along
 from partsong.parallel.ranks.mesh import Axis, Mesh, check_degrees
 
@@ -152,6 +152,15 @@ class Strategy:
             mesh: the ranks.
             lent: modules that another part of the pipeline calls by itself, such as a ControlNet with the model's
                 own layers.
+        """
+        return None
+
+    def text_shards(self, model: Any, mesh: Mesh) -> TextShards | None:
+        """Returns the shares of a language model's weights that ranks hold; None where it runs on none.
+
+        Args:
+            model: of transformers.
+            mesh: the ranks, of which there are several.
         """
         return None
 

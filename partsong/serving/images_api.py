@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -87,7 +88,7 @@ async def edits(request: Request) -> Any:
     check_pictures(facts, model.name, len(pictures), len(masks))
     asked = body.asked(server.limits, num=body.n, strength=body.strength)
     given, mask = [await upload.read() for upload in pictures], await masks[0].read() if masks else None
-    with kept_pictures(server, given, mask) as kept:
+    async with kept_pictures(server, given, mask) as kept:
         job = await _submit(request, model, body, {**asked, **kept})
     return await _respond(server, job, body, request, "image_edit")
 
@@ -111,7 +112,7 @@ async def _respond(server: Server, job: Job, body: ImageRequest, request: Reques
     job = await completed(server, job, request)
     return {
         "created": int(job.created_at),
-        "data": [_datum(server, name, body, request) for name in job.files],
+        "data": [await _datum(server, name, body, request) for name in job.files],
         "background": "opaque",
         "output_format": body.output_format,
         "quality": body.quality,
@@ -144,14 +145,15 @@ async def _stream(server: Server, job: Job, body: ImageRequest, kind: str) -> As
         return
     for name in job.files:
         data = {"type": f"{kind}.completed", **common, "output_format": body.output_format}
-        data |= {"b64_json": _encoded(server, name, body), "size": _size_of(server, job), "partsong": job.as_json()}
+        data |= {"b64_json": await asyncio.to_thread(_encoded, server, name, body)}
+        data |= {"size": _size_of(server, job), "partsong": job.as_json()}
         yield event(f"{kind}.completed", json.dumps(data))
 
 
-def _datum(server: Server, name: str, body: ImageRequest, request: Request) -> dict[str, Any]:
+async def _datum(server: Server, name: str, body: ImageRequest, request: Request) -> dict[str, Any]:
     if body.response_format == "url":
         return {"url": public_url(request, "file", name=name), "revised_prompt": None}
-    return {"b64_json": _encoded(server, name, body), "revised_prompt": None}
+    return {"b64_json": await asyncio.to_thread(_encoded, server, name, body), "revised_prompt": None}
 
 
 def _encoded(server: Server, name: str, body: ImageRequest) -> str:

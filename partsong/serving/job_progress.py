@@ -60,7 +60,7 @@ class JobProgress:
         server: whose jobs they are.
 
     Attributes:
-        comparing: tasks that compare a job with its twin, by the job's name.
+        comparing: tasks that look at what a job has made, perhaps beside its twin, by the job's name.
         suspects: jobs that have lost their ranks, by the name of their model.
     """
 
@@ -113,19 +113,22 @@ class JobProgress:
     def _finish(self, job: Job, message: JobFinished) -> None:
         job.spent, job.seconds = message.spent, message.seconds
         job.files = files_of(job)
-        note_size(job, self._server.file(job.files[0]))
         sent = sum(spent.bytes_sent for spent in message.spent)
         self._server.metrics.bytes_sent.labels(*labels_of(job)).inc(sent)
         other = self._server.jobs.get(job.twin_of or job.twin or "")
-        if other is None or other.status != "completed":
+        twin = None if other is None or other.status != "completed" else other
+        if job.kind == "image" and twin is None:
+            note_size(job, self._server.file(job.files[0]))
             self._complete(job)
         else:
-            self.comparing[job.id] = asyncio.create_task(self._compare(job, other))
+            self.comparing[job.id] = asyncio.create_task(self._look(job, twin))
 
-    async def _compare(self, job: Job, other: Job) -> None:
-        """Compares a job with its serial twin, or a twin with its job, before anybody is notified that it is done."""
-        await note_difference(job, other, self._server.file)
-        self._server.save(other)
+    async def _look(self, job: Job, twin: Job | None) -> None:
+        """Looks at a video, or compares a job with its serial twin, before anybody is notified that it is done."""
+        await asyncio.to_thread(note_size, job, self._server.file(job.files[0]))
+        if twin is not None:
+            await note_difference(job, twin, self._server.file)
+            self._server.save(twin)
         self.comparing.pop(job.id)
         self._complete(job)
 

@@ -64,7 +64,7 @@ async def create(body: JobRequest, request: Request) -> dict[str, Any]:
     asked = body.asked(server.limits, num=body.n, frames=body.num_frames, **more)
     given = [read_data_url(each, "pictures") for each in body.pictures]
     mask = None if body.mask is None else read_data_url(body.mask, "mask")
-    with kept_pictures(server, given, mask, field="pictures") as kept:
+    async with kept_pictures(server, given, mask, field="pictures") as kept:
         job = await server.submit(model, {**asked, **kept}, user=user_of(request), previews=_PREVIEWS)
     return _shown(server, job)
 

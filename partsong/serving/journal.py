@@ -40,6 +40,9 @@ class JobJournal:
             # when the process is killed.
             self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._database.execute("PRAGMA journal_mode = WAL")
+            # A change is the system's at once, and the disk's a little later: the event loop does not wait for the disk
+            # at each change. What a machine without power forgets are its last changes, never part of one.
+            self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute(
                 "CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, created REAL NOT NULL, record TEXT NOT NULL)"
             )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from partsong.serving.errors import ApiError
 from partsong.serving.jobs import Job
 
 __all__ = ["Limits"]
+
+#: Seconds after which a refused client comes back at the latest, and where no job was done yet.
+_LATEST, _UNKNOWN = 30.0, 10.0
+#: How many jobs that were done last say how fast the queue moves.
+_LAST = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +60,9 @@ class Limits:
         waiting = more + sum(job.status == "queued" for job in of_model)
         if waiting < self.waiting:
             return
-        took = [job.seconds for job in of_model if job.seconds is not None][-8:]
-        retry_after = max(1.0, sum(took) / len(took)) if took else 5.0
+        # Clients that were refused at the same time come back at different times, while there still is work.
+        latest = max(2.0, min(_LATEST, _seconds_until_empty(of_model, waiting)))
+        retry_after = random.uniform(latest / 2, latest)
         message = f"{waiting} jobs wait for {model} already; try again later"
         raise ApiError(429, message, code="queue_full", retry_after=retry_after)
 
@@ -95,3 +102,14 @@ class Limits:
                 f"size {width}x{height} has {width * height} pixels; this server makes {self.pixels} at most",
                 param="size",
             )
+
+
+def _seconds_until_empty(jobs: Sequence[Job], waiting: int) -> float:
+    """Returns when the queue of a model will be empty, by how fast its last jobs ended one after another."""
+    done = [(job.completed_at, job.seconds) for job in jobs if job.status == "completed"]
+    last = sorted((end, seconds) for end, seconds in done if end is not None and seconds is not None)[-_LAST:]
+    if not last:
+        return _UNKNOWN
+    longest = sum(seconds for _, seconds in last) / len(last)  # jobs that share the ranks end faster than one is made
+    between = (last[-1][0] - last[0][0]) / (len(last) - 1) if len(last) > 1 else longest
+    return waiting * min(between, longest)

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from multiprocessing.reduction import ForkingPickler
+from queue import SimpleQueue
 from typing import Any
 
 from partsong.errors import DistributedError, OutputError, PartsongError
@@ -119,6 +121,7 @@ class Replica:
         self._authkey = authkey
         self._line: Connection | None = None
         self._sending = threading.Lock()
+        self._outbox: SimpleQueue[tuple[Connection, memoryview] | None] = SimpleQueue()
         self._closing = threading.Event()
         self._heard = 0.0
         self._is_up = False
@@ -128,7 +131,7 @@ class Replica:
         self._checks: dict[str, asyncio.Future[Checked]] = {}
         self._threads = [
             threading.Thread(target=target, name=f"{what} {name}", daemon=True)
-            for what, target in (("ranks of", self._run), ("line to", self._listen))
+            for what, target in (("ranks of", self._run), ("line to", self._listen), ("post to", self._post))
         ]
 
     def start(self) -> None:
@@ -142,15 +145,14 @@ class Replica:
         return self._is_up and time.monotonic() - self._heard < _MISSED * self._settings.pulse
 
     def send(self, message: ToRanks) -> bool:
-        """Asks the ranks for something; says whether they are connected."""
-        with self._sending:
-            if self._line is None:
-                return False
-            try:
-                self._line.send(message)
-            except OSError:  # they have just ended; the other thread reports the cause
-                return False
-            return True
+        """Asks the ranks for something; says whether they are connected.
+
+        It returns at once: ranks that are busy read late, and the event loop does not wait for them.
+        """
+        line = self._line
+        if line is not None:
+            self._outbox.put((line, ForkingPickler.dumps(message)))
+        return line is not None
 
     async def check(self, work: JobWork) -> Checked:
         """Asks whether a job could be carried out.
@@ -182,6 +184,7 @@ class Replica:
         # Connecting wakes the other thread if it waits for a connection; if it has ended already, nobody answers.
         threading.Thread(target=self._ring, daemon=True).start()
         self._threads[1].join(5.0)
+        self._outbox.put(None)
         self._listener.close()
 
     def _ring(self) -> None:
@@ -211,6 +214,14 @@ class Replica:
             pause = 0.0 if not failed else min(_FIRST_PAUSE * 2 ** min(failed - 1, 30), _LONGEST_PAUSE)
             self._call(self._down, error, failed, time.monotonic() + pause)
             self._closing.wait(pause)
+
+    def _post(self) -> None:
+        """Sends what `send` was given, in order; in a thread of its own."""
+        while (item := self._outbox.get()) is not None:
+            line, message = item
+            with self._sending, contextlib.suppress(OSError):  # they have ended; another thread reports the cause
+                if line is self._line:
+                    line.send_bytes(message)
 
     def _hang_up(self) -> None:
         """Closes a connection whose other end vanished with its machine, which nothing else would reveal.

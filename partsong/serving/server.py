@@ -38,7 +38,7 @@ from partsong.serving.suspects import Suspects
 from partsong.serving.waiting_room import WaitingRoom
 
 if TYPE_CHECKING:
-    from partsong.reasoning.strategies.verifier import VerifierAddress
+    from partsong.reasoning.scorers.verifier import VerifierAddress
     from partsong.serving.texts.served import ServedText
 
 __all__ = ["Server"]

@@ -53,7 +53,7 @@ async def create(request: Request) -> dict[str, Any]:
         return as_video(server, await begin_video(request, body))
     model = server.model(body.model, "video")
     check_pictures(await server.rooms[model.name].facts(), model.name, 1, 0, "input_reference")
-    with kept_pictures(server, [await read_reference(given)], field="input_reference") as kept:
+    async with kept_pictures(server, [await read_reference(given)], field="input_reference") as kept:
         return as_video(server, await begin_video(request, body, **kept))
 
 
@@ -109,7 +109,7 @@ async def remix(name: str, request: Request) -> dict[str, Any]:
     before = {key: value for key, value in job.request.items() if key in VideoRequest.model_fields}
     size = job.as_json()["size"]
     body = VideoRequest.model_validate({**before, "model": job.model, "size": size, "prompt": fields["prompt"]})
-    with kept_pictures(server, [copied_picture(server, each) for each in pictures_of(job)]) as kept:
+    async with kept_pictures(server, [copied_picture(server, each) for each in pictures_of(job)]) as kept:
         return as_video(server, await begin_video(request, body, remixed_from=name, **kept))
 
 

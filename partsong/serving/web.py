@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import math
@@ -201,6 +202,9 @@ def run_server(server: Server, settings: WebSettings) -> None:
     """
     _set_up_process(settings)
     web, listener = _listening(server, settings)
+    # What has been loaded stays. Looking through all of it for garbage would stop the event loop each time.
+    gc.collect()
+    gc.freeze()
     # uvicorn raises the signal that ended it once more when all is done; this end was asked for.
     signal.signal(signal.SIGTERM, lambda *_: None)
     web.run(sockets=[listener])

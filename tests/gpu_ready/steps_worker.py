@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from partsong.parallel.exchange.wires import WireName
 from partsong.samplers import generate
 from tests.gpu_ready.operators import Operators
 from tests.gpu_ready.repeated_calls import RepeatedCalls
+from tests.gpu_ready.units import slope
 from tests.parallel import equivalence_worker
 from tests.parallel.ranks import gathered
 from tests.pipelines.case import Case, denoisers
@@ -104,15 +104,11 @@ def _counted(generation: Callable[[int], Any], models: Sequence[nn.Module]) -> S
         generation(LENGTHS[1])
     (short, sent), (long, sent_more) = seen
     more = LENGTHS[1] - LENGTHS[0]
-
-    def slope(one: Counter[str], other: Counter[str]) -> dict[str, float]:
-        return {name: (other[name] - one[name]) / more for name in (other | one) if other[name] != one[name]}
-
     return Step(
-        slope(short.waits, long.waits),
-        slope(short.late, long.late),
-        slope(short.uploads, long.uploads),
-        slope(short.fresh, long.fresh),
+        slope(short.waits, long.waits, more),
+        slope(short.late, long.late, more),
+        slope(short.uploads, long.uploads, more),
+        slope(short.fresh, long.fresh, more),
         (sent_more - sent) / more,
         *calls.differences(LENGTHS[1]),
     )

@@ -15,9 +15,9 @@ __all__ = ["Blocks", "Turn", "doubles", "refuse_doubling", "turns_of"]
 #: What a turn moves: ``auto`` doubles where the links are those of GPUs and blocks are short.
 Blocks = Literal["auto", "one", "doubling"]
 
-#: A block of attention is short below so many tiles of 128 queries and 128 keys. At a width of 128 they are 60 GFLOP,
-#: which a fast GPU computes in 0.1 ms; its host takes as long to begin a turn.
-_TILE, SHORT = 128, 7000
+#: A block of attention is short below so many tiles of 128 queries and 128 keys. At a width of 128 they are 7 GFLOP,
+#: which a fast GPU computes in 15 microseconds; its host takes 100 to begin a turn.
+_TILE, SHORT = 128, 800
 
 
 @dataclass(frozen=True, slots=True)

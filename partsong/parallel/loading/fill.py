@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,17 @@ from torch.distributed.tensor import DTensor
 
 from partsong.errors import ArgumentError
 from partsong.parallel.loading.weight_files import WeightFiles
-from partsong.parallel.protocols import Shards
+from partsong.parallel.ranks.pieces import WeightPiece
 
 __all__ = ["can_fill", "empty_model", "fill_model"]
+
+
+class Portions(Protocol):
+    """Says which part of a weight this rank holds."""
+
+    def piece_of(self, part: nn.Module, name: str) -> WeightPiece | None:
+        """Returns the part; None for all of it."""
+        ...
 
 
 def empty_model(kind: Any, folder: Path) -> nn.Module:
@@ -35,7 +43,7 @@ def can_fill(model: nn.Module, files: WeightFiles) -> bool:
 
 
 def fill_model(
-    model: nn.Module, shards: Shards | None, files: WeightFiles, dtype: torch.dtype, device: torch.device
+    model: nn.Module, shards: Portions | None, files: WeightFiles, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Reads a model's missing weights: this rank's share where they are shared out, else all.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -51,16 +52,36 @@ class WeightFiles:
             name: as the file has it.
             piece: which part; None reads all of it.
         """
+        mapped = self._slice(name)
+        shape, dtype = mapped.get_shape(), _DTYPES.get(mapped.get_dtype())
+        rows = _BYTES_UNTIL_CLOSED // max(math.prod(shape[1:]) * (1 if dtype is None else dtype.itemsize), 1)
+        runs = ((0, shape[0]),) if piece is None and shape else piece.runs if piece is not None else ()
+        if dtype is None or not runs or (piece is not None and piece.dim) or sum(each[1] for each in runs) <= rows:
+            tensor = _part(mapped, piece)
+            del mapped
+            self._note(tensor.nbytes)
+            return tensor
+        # What is mapped counts until the file is closed, so a large tensor is read a stretch at a time.
+        del mapped
+        tensor, done = torch.empty((sum(count for _, count in runs), *shape[1:]), dtype=dtype), 0
+        for start, count in runs:
+            for first in range(start, start + count, max(rows, 1)):
+                last = min(first + max(rows, 1), start + count)
+                tensor[done : done + last - first] = self._slice(name)[first:last]
+                done += last - first
+                self._note(_BYTES_UNTIL_CLOSED)
+        return tensor
+
+    def _slice(self, name: str) -> Any:
         file = self.names[name]
         if file not in self._open:
             self._open[file] = self._stack.enter_context(safe_open(self.folder / file, framework="pt"))
-        mapped = self._open[file].get_slice(name)
-        tensor = _part(mapped, piece)
-        self._read += tensor.nbytes
-        if self._read > _BYTES_UNTIL_CLOSED:
-            del mapped
+        return self._open[file].get_slice(name)
+
+    def _note(self, size: int) -> None:
+        self._read += size
+        if self._read >= _BYTES_UNTIL_CLOSED:
             self.close()
-        return tensor
 
     def most_common_dtype(self) -> torch.dtype:
         """Returns the floating-point type of most tensors."""

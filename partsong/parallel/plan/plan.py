@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch.distributed as dist
 from torch import nn
@@ -26,21 +26,36 @@ from partsong.parallel.plan.neighbours import refused_change
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.strategy import Coder, Strategy, check_strategies, mesh_for, own_loop, refuse_shares
+from partsong.parallel.text.plan import TextPlan, is_text_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["Plan", "parallelize"]
 
 
+@overload
+def parallelize(pipe_or_module: PreTrainedModel, *strategies: Strategy, mesh: Mesh | None = None) -> TextPlan: ...
+
+
+@overload
 def parallelize(
     pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = None, adapter: Adapter | None = None
-) -> Plan:
-    """Attaches strategies to a diffusers pipeline, or to a transformer or autoencoder of one.
+) -> Plan: ...
+
+
+def parallelize(
+    pipe_or_module: Any, *strategies: Strategy, mesh: Mesh | None = None, adapter: Adapter | None = None
+) -> Plan | TextPlan:
+    """Attaches strategies to a diffusers pipeline, to a transformer or autoencoder of one, or to a language model.
 
     The object stays the user's: hooks are put on it, and `Plan.undo` takes them off without a trace. Call the
     pipeline as before, with the same arguments on every rank; every rank returns the same output. Without a generator
     the noise is what rank 0 draws: the default generators of the other ranks take over its state.
 
     Args:
-        pipe_or_module: an unmodified diffusers pipeline, its transformer, or its autoencoder for `ParallelVae` only.
+        pipe_or_module: an unmodified diffusers pipeline, its transformer, or its autoencoder for `ParallelVae` only; or
+            a causal, masked or block-diffusion language model of transformers for `TensorParallel` or `ShardedWeights`.
         *strategies: one or more strategies on different mesh axes.
         mesh: the ranks; None makes a mesh that gives each strategy its degree.
         adapter: what partsong has to know of a model of your own (docs/own-model.md); ``model`` is its class name. The
@@ -48,7 +63,7 @@ def parallelize(
             None takes the row that partsong has, or infers one.
 
     Returns:
-        The plan, usable as a context manager that undoes itself.
+        The plan, usable as a context manager that undoes itself; a `TextPlan` for a language model.
 
     Raises:
         ArgumentTypeError: not a pipeline or module, or not an `Adapter`.
@@ -67,14 +82,17 @@ def parallelize(
     """
     if isinstance(pipe_or_module, nn.Module):
         _refuse_wrapped(pipe_or_module)
+    is_text = is_text_model(pipe_or_module)
     bare = isinstance(pipe_or_module, nn.Module) and strategies and not any(s.denoises for s in strategies)
-    modules = [] if bare else _denoisers(pipe_or_module, adapter)
+    modules = [] if bare or is_text else _denoisers(pipe_or_module, adapter)
     if mesh is None:
         world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
         mesh, owned = Mesh(**mesh_for(strategies, world)), True
     else:
         owned = False
         _check_against(mesh, strategies)
+    if is_text:
+        return TextPlan(pipe_or_module, strategies, mesh, owns_mesh=owned)
     return Plan(pipe_or_module, modules, strategies, mesh, owns_mesh=owned, adapter=adapter)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import TOKEN_AXES
-from partsong.parallel.protocols import Shards
+from partsong.parallel.protocols import Shards, TextShards
 from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.strategy import Strategy
 
@@ -71,3 +71,9 @@ class ShardedWeights(Strategy):
 
         axis = mesh.lane(*AXES)  # attention must not wait for the next block's weights
         return None if axis.size == 1 else WeightShares(module, find_units(module, adapter, lent), axis, mesh.device)
+
+    def text_shards(self, model: Any, mesh: Mesh) -> TextShards | None:
+        """Returns the shares of a language model's blocks and of its vocabulary."""
+        from partsong.parallel.text.blocks import TextBlocks
+
+        return TextBlocks(model, mesh)

@@ -70,7 +70,7 @@ class TorchShards:
         self._watches: list[Any] = []
         self._guards: list[Any] = []
         self._placed: list[Any] = []
-        self._is_freed = False
+        self._is_freed = self._has_room = False
 
     def put_on(self) -> None:
         """Replaces the weights of every block by this rank's share."""
@@ -102,6 +102,14 @@ class TorchShards:
 
     def begin_forward(self) -> None:
         """Begins to gather the first block, once that is known."""
+        if torch.is_inference_mode_enabled() and not self._has_room:
+            # What torch allocates within inference mode could not be written to outside of it, when weights are made
+            # whole again. It allocates each block once.
+            with torch.inference_mode(False), torch.no_grad():
+                for unit in self.units:
+                    unit.unshard()
+                    unit.reshard()
+        self._has_room = True
         self.sent = 0
         self._follow_casts()
         if self._order:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
 from partsong.knobs import Count
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import TOKEN_AXES
-from partsong.parallel.protocols import Shards
+from partsong.parallel.protocols import Shards, TextShards
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Strategy
 from partsong.parallel.tensor_parallel.parts import UNKNOWN, find_parts
@@ -64,3 +64,9 @@ class TensorParallel(Strategy):
             return None
         check_layers(module)
         return WeightColumns(adapter, tuple(find_parts(module)), axis, has_tokens)
+
+    def text_shards(self, model: Any, mesh: Mesh) -> TextShards | None:
+        """Returns the shares of a language model's layers and of its vocabulary."""
+        from partsong.parallel.text.columns import TextColumns
+
+        return TextColumns(model, mesh.axis("tensor"))

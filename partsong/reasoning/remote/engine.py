@@ -287,6 +287,29 @@ class OpenAIEngine:
 
     # --- the server ---------------------------------------------------------------------------------------------------
 
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Sends a body to an endpoint beside those that make answers, and returns the JSON that it answers with.
+
+        Args:
+            path: from the root of the server, such as ``/pooling`` or ``/v1/classify``.
+            body: what to send as JSON.
+
+        Raises:
+            RemoteError: there is no answer, after as many attempts as `patience` allows; its subclasses say why.
+            UnsupportedError: the client is not installed.
+        """
+        client = self._client()
+        address = self.base_url.removesuffix("/v1") + path
+        async with self._gate:
+            self.traffic.requests += 1
+            try:
+                async with asyncio.timeout(self.patience.first):
+                    with named_faults(address, self._key.clean, lambda: False):
+                        patient = client.with_options(max_retries=self.patience.retries)
+                        return await patient.post(address, cast_to=object, body=dict(body))
+            except TimeoutError:
+                raise stalled(address, self.patience.first, "first") from None
+
     async def models(self) -> list[str]:
         """Returns the names of the models the server offers.
 

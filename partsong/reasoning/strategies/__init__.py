@@ -1,5 +1,6 @@
 """Holds the thinking methods with many calls. Each is one async function over a `Run`."""
 
+from partsong.reasoning.scorers.verifier import Verifier, VerifierAddress
 from partsong.reasoning.strategies import registry
 from partsong.reasoning.strategies.code_loop import CodePrompts
 from partsong.reasoning.strategies.compute_optimal import EASY_TO_HARD
@@ -17,7 +18,6 @@ from partsong.reasoning.strategies.sequential_refinement import RefinementPrompt
 from partsong.reasoning.strategies.skeleton_of_thought import SkeletonPrompts
 from partsong.reasoning.strategies.splits import ProblemSplit
 from partsong.reasoning.strategies.steps import StepScorer, Trace
-from partsong.reasoning.strategies.verifier import Verifier, VerifierAddress
 
 __all__ = [
     "CodePrompts",

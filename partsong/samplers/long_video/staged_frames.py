@@ -135,7 +135,11 @@ class StagedFrames(StagedBlocks):
         """Drops a causal model's own mask over frames, which lets the frames of one block see each other."""
         if TEXT in self.layers[layer][1]:
             return super()._masks(mask, sizes, layer)
-        if mask.dtype != torch.bool or not bool(mask.all()):
+        # Layers share a mask, and looking at it makes a GPU's host wait, so that happens once per mask and forward.
+        known: dict[str, bool] = self._seen_masks.setdefault(mask, {})  # type: ignore[assignment]
+        if "hides nothing" not in known:
+            known["hides nothing"] = mask.dtype == torch.bool and bool(mask.all())
+        if not known["hides nothing"]:
             raise UnsupportedError(
                 f"{self.layers[layer][0]}: masks some of the current tokens; give as many latent frames per block as "
                 "the model has in one of its causal blocks"

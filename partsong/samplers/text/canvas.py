@@ -1,10 +1,16 @@
-"""Holds the texts of a batch while they are decoded, and the active positions of each."""
+"""Holds the texts of a batch while they are decoded, and the active positions of each.
+
+A GPU's host waits where it asks for a number. So the loop computes on the device what it has to know of a step, and
+brings it over once (`read_rows`); with these numbers shapes are known, and marked positions are found without asking.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +18,13 @@ from torch import Tensor
 from partsong.samplers.text.model import TextAdapter
 from partsong.samplers.text.rule import Change, Choice, View
 
-__all__ = ["Canvas", "Grid", "Work", "open_canvas"]
+__all__ = ["Canvas", "Grid", "RowNumbers", "Work", "open_canvas", "pick", "places_of", "read_rows"]
 
 #: Block number of positions that belong to no text, above all others.
 _NOWHERE = torch.iinfo(torch.int64).max
+
+#: Numbers on the host by what they count, each a list with one number for each row.
+RowNumbers = dict[str, list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,9 +231,8 @@ class Canvas:
 
 
 def _put(target: Tensor, index: Tensor, real: Tensor, values: Tensor) -> None:
-    """Writes values `[B, K]` at the real ones of some positions."""
-    rows = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
-    target[rows[real], index[real]] = values[real].to(target.dtype)
+    """Writes values `[B, K]` at the real ones of some positions, which are all different within a row."""
+    target.scatter_(1, index, torch.where(real, values.to(target.dtype), target.gather(1, index)))
 
 
 def open_canvas(
@@ -288,3 +296,67 @@ def _groups(places: Tensor, prompt: Tensor, adapter: TextAdapter) -> Tensor:
     start = prompt[:, None] if adapter.block_origin == "prompt" else 0
     # Positions before the first block are cut like those after, counting backwards.
     return (places - start).div(adapter.block_size, rounding_mode="floor")
+
+
+def pick(mask: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Returns the set positions of each row, in order.
+
+    Args:
+        mask: bool `[B, L]`.
+        most: the most that any row has; 0 counts as 1.
+
+    Returns:
+        Indices `[B, most]`, all different within a row, and which of them are set.
+
+    >>> pick(torch.tensor([[False, True, True]]), 2)[0].tolist()
+    [[1, 2]]
+    """
+    index = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, : max(most, 1)]
+    return index, mask.gather(1, index)
+
+
+def places_of(mask: Tensor, count: int) -> Tensor:
+    """Returns where a mask of any shape is set, int64 `[count]`, counted through its elements in order.
+
+    Args:
+        mask: bool.
+        count: how many are set.
+
+    >>> places_of(torch.tensor([[False, True], [True, False]]), 2).tolist()
+    [1, 2]
+    """
+    if count == mask.numel():
+        return torch.arange(count, device=mask.device)
+    return (~mask).flatten().to(torch.uint8).argsort(stable=True)[:count]
+
+
+def read_rows(columns: Mapping[str, Tensor]) -> RowNumbers:
+    """Brings several numbers of each row to the host in one copy.
+
+    Args:
+        columns: by name, `[B]` each: bool, whole numbers, float32 or float64.
+
+    Returns:
+        The same names; bools as 0 and 1, the others to the last bit.
+
+    >>> read_rows({"row": torch.tensor([4, 5]), "open": torch.tensor([True, False]), "nats": torch.tensor([0.5, 2.0])})
+    {'row': [4, 5], 'open': [1, 0], 'nats': [0.5, 2.0]}
+    """
+    table = torch.stack([_as_words(column) for column in columns.values()]).tolist()
+    return {
+        name: _as_floats(words, column.element_size()) if column.is_floating_point() else words
+        for (name, column), words in zip(columns.items(), table, strict=True)
+    }
+
+
+def _as_words(column: Tensor) -> Tensor:
+    """Returns int64 numbers; those of floats have the same bits."""
+    if not column.is_floating_point():
+        return column.long()
+    return column.view(torch.int64 if column.element_size() == 8 else torch.int32).long()
+
+
+def _as_floats(words: list[int], size: int) -> list[float]:
+    whole, broken = ("q", "d") if size == 8 else ("i", "f")
+    count = len(words)
+    return list(struct.unpack(f"{count}{broken}", struct.pack(f"{count}{whole}", *words)))

@@ -24,10 +24,12 @@ from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DrafterKnobs, DraftText
 from partsong.kernels.speculation.match import Match, follow
 from partsong.kernels.speculation.speculator import Speculator
-from partsong.kernels.token_head import TokenNoise, token_ids
+from partsong.kernels.token_head import TokenNoise
+from partsong.parallel.ranks.later import on_device
 from partsong.samplers.text.causal_reader import CausalReader
 from partsong.samplers.text.draft_reader import DraftReader
 from partsong.samplers.text.events import Event, Step
+from partsong.samplers.text.heads import head_ids
 from partsong.samplers.text.loop import Ended, report_no_token
 from partsong.samplers.text.plainly_causal import why_not_plainly_causal
 from partsong.samplers.text.request import DecodeRequest
@@ -175,18 +177,10 @@ class CausalLoop:
         for row, _ in nodes:
             row.tally.flops += 2.0 * head.weight.numel()
         if self.temperature > 0:
-            places = torch.tensor([len(row.tokens) + depth for row, depth in nodes], device=hidden.device)
+            places = on_device([len(row.tokens) + depth for row, depth in nodes], hidden.device)
             seed = [seeds.derive(row.seed, "step", row.step + depth) for row, depth in nodes]
             noise = TokenNoise(seed=seed, positions=places)
-        return token_ids(
-            hidden,
-            head.weight,
-            bias=head.bias,
-            softcap=head.softcap,
-            logit_scale=head.logit_scale,
-            temperature=self.temperature,
-            noise=noise,
-        ).tolist()
+        return head_ids(head, hidden, temperature=self.temperature, noise=noise).tolist()
 
     def _take(self, row: _Row, draft: DraftTree, match: Match, kind: str) -> None:
         """Writes tokens, and ends the text where the last is one that ends texts, or is none."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from partsong.kernels.few_rows import with_few_rows
+from partsong.parallel.ranks.later import on_device
 from partsong.samplers.text.growing_keys import GrowingKeys
 from partsong.samplers.text.runner import StockTextModel, attention_mask
 
@@ -71,5 +72,5 @@ class CausalReader:
         if visible is not None:
             attention = str(module.config._attn_implementation)
             call["attention_mask"] = attention_mask(visible, attention, self.model.head.weight.dtype)
-        ids = torch.tensor(tokens, device=self.model.device)
+        ids = on_device(tokens, self.model.device)
         return self._base(input_ids=ids, **call, return_dict=True).last_hidden_state

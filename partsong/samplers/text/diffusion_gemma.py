@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.kernels.token_head_naive import Logits, to_logits
+from partsong.parallel.text.plan import TextPlan
 from partsong.samplers.text.key_store import SlotKeyStore
 from partsong.samplers.text.model import KeyStore, TextAdapter
 from partsong.samplers.text.runner import attention_mask, check_attention, check_call, head_of, weight_flops
@@ -98,6 +99,7 @@ class DiffusionGemmaTextModel:
         self.encoder: Any = module.get_submodule("model.encoder.language_model")
         self.decoder: Any = module.get_submodule("model.decoder")
         self.head = head_of(module)
+        self.plan: TextPlan | None = None  # how it is shared out over ranks
         self.mask_token_id: int | None = None
         self.vocab_size = len(self.head.weight)
         self.max_positions: int | None = self.config.max_position_embeddings

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from partsong.samplers.text.canvas import Canvas
@@ -61,31 +63,52 @@ def events_of(canvas: Canvas, view: View, choice: Choice, counts: Tensor | None 
     for moved in (choice.inserted, choice.deleted):
         changed = changed if moved is None else changed | moved
     changed = changed if counts is None else changed & counts[:, None]
-    numbers = canvas.rows.tolist()
-    for row, place in changed.nonzero().tolist():
-        old = None if view.undecided[row, place] else int(view.current[row, place])
-        token = None if choice.undecided[row, place] else int(choice.token[row, place])
-        kind, position = _kind(choice, row, place, old), int(view.index[row, place])
-        if kind != "revise" or token != old:
-            events.append(Event(kind=kind, row=numbers[row], position=position, token=token, old=old))
+    nothing = torch.zeros_like(changed)
+    marks = (changed, view.undecided, choice.undecided, choice.inserted, choice.deleted)
+    table = torch.stack(
+        [
+            *(nothing.long() if mark is None else mark.long() for mark in marks),
+            view.current,
+            choice.token,
+            view.index,
+            canvas.rows[:, None].expand_as(view.index),
+        ],
+        dim=2,
+    ).tolist()  # one copy, however much has changed
+    for is_changed, was_open, is_open, is_inserted, is_deleted, old, token, position, row in itertools.chain(*table):
+        before, now = None if was_open else old, None if is_open else token
+        kind = _kind(is_inserted, is_deleted, before)
+        if is_changed and (kind != "revise" or now != before):
+            events.append(Event(kind=kind, row=row, position=position, token=now, old=before))
     return tuple(events)
 
 
-def _kind(choice: Choice, row: int, place: int, old: int | None) -> Literal["commit", "revise", "insert", "delete"]:
-    if choice.inserted is not None and choice.inserted[row, place]:
+def _kind(is_inserted: int, is_deleted: int, old: int | None) -> Literal["commit", "revise", "insert", "delete"]:
+    if is_inserted:
         return "insert"
-    if choice.deleted is not None and choice.deleted[row, place]:
+    if is_deleted:
         return "delete"
     return "commit" if old is None else "revise"
 
 
-def stable_lengths(canvas: Canvas, revises: bool) -> list[int]:
-    """Counts by row the final tokens after the prompt; a rule that revises may change active blocks."""
+def texts_of(canvas: Canvas, revises: bool) -> tuple[dict[int, int], dict[int, list[int | None]]]:
+    """Returns by row of the batch how many tokens after the prompt are final, and all of them; see `Step`.
+
+    A rule that revises may change active blocks.
+    """
     open_ = (canvas.undecided | canvas.pending) & canvas.inside
     if revises:
         open_ = open_ | (canvas.work().places & canvas.free)
     first = open_.cumsum(1).eq(0).sum(1).minimum(canvas.length)
-    return (first - canvas.prompt).tolist()
+    numbers = torch.stack([canvas.rows, canvas.prompt, canvas.length, first - canvas.prompt], 1)
+    stable: dict[int, int] = {}
+    tokens: dict[int, list[int | None]] = {}
+    # Undecided positions are negative, so that everything comes in one copy.
+    shown = torch.where(canvas.undecided, -1, canvas.tokens)
+    for name, begin, end, final, *text in torch.cat([numbers, shown], 1).tolist():
+        tokens[name] = [None if token < 0 else token for token in text[begin:end]]
+        stable[name] = final
+    return stable, tokens
 
 
 class TextStream:

@@ -127,7 +127,7 @@ ADAPTERS: dict[str, TextAdapter] = {name: family.adapter for name, family in _BY
 #: Stock decoders that use the given mask and positions as they are; the tests compare each with its own forward.
 DECODERS = (
     "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "olmo", "olmo2", "olmoe", "gemma", "granite",
-    "cohere", "phi3", "glm4_moe", "smollm3", "gpt2", "gpt_neox",
+    "cohere", "phi3", "glm4_moe", "mixtral", "smollm3", "gpt2", "gpt_neox",
 )  # fmt: skip
 
 #: The field under which a model that was re-keyed here keeps the name of its row when it is saved.

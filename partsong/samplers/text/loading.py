@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +15,15 @@ from transformers import AutoTokenizer, PreTrainedModel
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.knobs import Whole, check_value
 from partsong.model_folders import model_folder, read_settings
+from partsong.parallel import Mesh, Strategy, parallelize
+from partsong.parallel.text.plan import TextPlan
 from partsong.samplers.text import rekey_llada, rekey_llada2, rekey_qwen
 from partsong.samplers.text.diffusion_gemma import DiffusionGemmaTextModel
 from partsong.samplers.text.families import ADAPTER_FIELD, ADAPTERS, Family, adapter_of, family_of
 from partsong.samplers.text.model import TextAdapter, TextModel
 from partsong.samplers.text.rekey import Loader
 from partsong.samplers.text.runner import StockTextModel, check_mask_token
-from partsong.samplers.text.weights import load_rekeyed, load_stock
+from partsong.samplers.text.weights import load_rekeyed, load_stock, load_stock_share
 
 __all__ = ["load_text_model", "text_model_of"]
 
@@ -44,8 +47,10 @@ def load_text_model(
     mask_token_id: int | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
+    strategies: Sequence[Strategy] = (),
+    mesh: Mesh | None = None,
 ) -> TextModel:
-    """Loads a language model for the decoding loop.
+    """Loads a language model for the decoding loop, on one rank or on each of several.
 
     Public checkpoints of LLaDA, LLaDA-MoE, LLaDA 2.x, Dream, SDAR and Fast-dLLM v2, whose own code is remote, are
     re-keyed onto stock transformers modules; anything else is loaded by transformers itself. Weights are safetensors
@@ -57,10 +62,13 @@ def load_text_model(
         adapter: how it is decoded: a name in `families.ADAPTERS`, or your own row. Default: recognised.
         mask_token_id: default: the configuration's, the family's, or the folder's tokenizer's.
         dtype: that of the weights. Default: the checkpoint's.
-        device: default: the CPU.
+        device: default: that of the mesh, or the CPU.
+        strategies: `TensorParallel` or `ShardedWeights`, attached as by `parallelize`. Of a checkpoint whose tensors
+            have the names of their class, and with `TensorParallel` of the re-keyed ones, a rank reads only its share.
+        mesh: the ranks; None makes a mesh that the plan closes.
 
     Returns:
-        The model.
+        The model. Its `plan` is a `TextPlan` where there are strategies, and None otherwise.
 
     Raises:
         ArgumentError: no such folder or repository, a file that is missing or broken, tensors that are missing,
@@ -77,28 +85,68 @@ def load_text_model(
     if isinstance(source, PreTrainedModel):
         if dtype is not None or device is not None:
             raise ArgumentError("dtype and device are for checkpoints; a model object is used as it is: move it first")
-        return text_model_of(source, adapter=adapter, mask_token_id=mask_token_id)
+        plan = parallelize(source, *strategies, mesh=mesh) if strategies else None
+        return _with_plan(text_model_of(source, adapter=adapter, mask_token_id=mask_token_id), plan)
     if not isinstance(source, str | Path):
         raise ArgumentTypeError(f"load_text_model needs a model, a folder or a hub id, found {type(source).__name__}")
     folder = model_folder(source)
     config = read_settings(folder)
     row, family, mask = _recognise(config, adapter, mask_token_id, folder)
     loader = next((LOADERS[a] for a in config.get("architectures") or () if a in LOADERS), None)
+    share, device = _Share(strategies, mesh), device or (None if mesh is None else mesh.device)
+    options: dict[str, Any] = {"dtype": dtype, "device": device}
     if loader is None:
         check_mask_token(row, mask, config.get("vocab_size") or sys.maxsize)
-        module = load_stock(folder, masked_lm=not row.keeps_keys, dtype=dtype, device=device)
+        module = load_stock_share(folder, share, **options) if share.reads_shares and row.keeps_keys else None
+        if module is None:
+            module = load_stock(folder, masked_lm=not row.keeps_keys, **options)
     else:
         rekeying = loader(config)
         check_mask_token(row, mask, rekeying.config.vocab_size)
         setattr(rekeying.config, ADAPTER_FIELD, row.name if row.name in ADAPTERS else None)
         rekeying.config.mask_token_id = mask
-        module = load_rekeyed(folder, rekeying, dtype=dtype or _stated_dtype(config), device=device)
-    return _wrap(module, row, mask, _end_tokens(module, family, mask, folder))
+        options["dtype"] = dtype or _stated_dtype(config)
+        module = load_rekeyed(folder, rekeying, **options, share=share if share.cuts_columns else None)
+    return _with_plan(_wrap(module, row, mask, _end_tokens(module, family, mask, folder)), share.finished(module))
+
+
+class _Share:
+    """Attaches strategies to a model, before its weights are read or after.
+
+    Args:
+        strategies: what to attach.
+        mesh: the ranks; None makes a mesh.
+    """
+
+    def __init__(self, strategies: Sequence[Strategy], mesh: Mesh | None) -> None:
+        self.strategies, self.mesh = tuple(strategies), mesh
+        self.plan: TextPlan | None = None
+        world = int(os.environ.get("WORLD_SIZE", "1")) if mesh is None else mesh.world_size
+        self.reads_shares = bool(self.strategies) and world > 1
+        self.cuts_columns = self.reads_shares and not any(each.uses_all_ranks for each in self.strategies)
+
+    def __call__(self, module: PreTrainedModel) -> TextPlan:
+        """Attaches them to a module without weights."""
+        self.plan = parallelize(module, *self.strategies, mesh=self.mesh)
+        return self.plan
+
+    def finished(self, module: PreTrainedModel) -> TextPlan | None:
+        """Returns the plan once the weights are there; None where there are no strategies."""
+        if self.plan is not None:
+            self.plan.note_read()
+        elif self.strategies:
+            self.plan = parallelize(module, *self.strategies, mesh=self.mesh)
+        return self.plan
+
+
+def _with_plan(model: StockTextModel | DiffusionGemmaTextModel, plan: TextPlan | None) -> TextModel:
+    model.plan = plan
+    return model
 
 
 def text_model_of(
     module: PreTrainedModel, *, adapter: str | TextAdapter | None = None, mask_token_id: int | None = None
-) -> TextModel:
+) -> StockTextModel | DiffusionGemmaTextModel:
     """Wraps a model object for the decoding loop; arguments and errors as in `load_text_model`."""
     config = module.config.to_dict()
     config["architectures"] = config.get("architectures") or [type(module).__name__]
@@ -106,7 +154,9 @@ def text_model_of(
     return _wrap(module, row, mask, _end_tokens(module, family, mask, None))
 
 
-def _wrap(module: PreTrainedModel, row: TextAdapter, mask: int | None, ends: tuple[int, ...]) -> TextModel:
+def _wrap(
+    module: PreTrainedModel, row: TextAdapter, mask: int | None, ends: tuple[int, ...]
+) -> StockTextModel | DiffusionGemmaTextModel:
     if row.noise == "uniform":
         return DiffusionGemmaTextModel(module, row, eos_token_ids=ends)
     return StockTextModel(module, row, mask_token_id=mask, eos_token_ids=ends)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from partsong.kernels.no_token import NOT_A_NUMBER, why_no_token
-from partsong.samplers.text.canvas import Canvas
-from partsong.samplers.text.events import Event, Step, events_of, stable_lengths
-from partsong.samplers.text.reader import Reader, pick
+from partsong.samplers.text.canvas import Canvas, RowNumbers, pick, read_rows
+from partsong.samplers.text.events import Event, Step, events_of, texts_of
+from partsong.samplers.text.reader import Aim, Reader
 from partsong.samplers.text.rule import Change, Choice, View
 from partsong.samplers.text.tally import KINDS, Tally
 from partsong.samplers.text.views import Views
@@ -45,16 +45,19 @@ class Look:
     Attributes:
         view: that of the active positions.
         hidden: `[B, K, C]`, the states it was computed from.
-        kinds: kind of forward of each row.
+        kinds: int64 `[B]`, the number of each row's forward in `tally.KINDS`.
     """
 
     view: View
     hidden: Tensor
-    kinds: list[str]
+    kinds: Tensor
 
 
 class Loop:
     """Decodes the texts of a canvas; iterate over it for the steps.
+
+    Everything is computed where the model is. What the host has to know of a step, and how much the next one reads, it
+    learns together at the end of the step, in one copy (`_plan`); another one follows where texts have ended.
 
     Args:
         canvas: the texts.
@@ -74,10 +77,13 @@ class Loop:
         self.filler = None if self.model.adapter.noise == "uniform" else 0 if mask is None else mask
         self.ended: dict[int, Ended] = {}
         self.faults: dict[int, str] = {}
+        #: What the next forward reads; None where the rows have changed since it was decided.
+        self.aim: Aim | None = None
+        self.numbers: RowNumbers = {}
 
     def __iter__(self) -> Iterator[Step]:
         number = 0
-        finished = self._leave()
+        finished = self._leave(number)
         while len(self.canvas.rows):
             step = self._report(number, self._step(number), finished)
             yield step
@@ -91,92 +97,114 @@ class Loop:
         look = self._look(number)
         choice = self._choose(look.view)
         events = events_of(self.canvas, look.view, choice) if self.watched else ()
-        self._note(look.view, choice)
+        outcome = self._outcome(look.view, choice)
         self._write(look.view, choice)
         self._credit(waiting, look.kinds)
-        self._give_up(look.view)
+        self._plan(number + 1, outcome)
+        self._note(self.numbers)
+        self._give_up(look.view, self.numbers)
         return events
 
-    def _look(self, number: int) -> Look:
-        """Reads the active positions with one forward."""
+    @torch.no_grad()
+    def _plan(self, number: int, outcome: Mapping[str, Tensor] | None = None) -> None:
+        """Decides what a step reads, and brings the numbers of this to the host, with the outcome of the previous step.
+
+        Args:
+            number: of the step.
+            outcome: more numbers of each row, `[B]`.
+        """
         canvas = self.canvas
         work = canvas.work()
         canvas.begin(work.front)
-        mine = work.places & canvas.free
-        index, real = pick(mine & canvas.undecided if self.rule.reads == "undecided" else mine)
-        shadow = real & ~canvas.undecided.gather(1, index) if self.rule.shadows else None
-        hidden, twins, kinds = self.reader.read(number, work, index, real, shadow)
-        view = self.views.view(canvas, index, real, hidden, twins)
-        self.reader.count_head(canvas.rows, real)
+        asked = work.places & canvas.free
+        shadow = asked & ~canvas.undecided if self.rule.shadows else None
+        if self.rule.reads == "undecided":
+            asked = asked & canvas.undecided
+        self.aim = self.reader.aim(number, work, asked, shadow)
+        columns = self.views.columns(canvas, asked) | self.reader.columns(self.aim)
+        self.numbers = read_rows({**(outcome or {}), "pending": canvas.pending.any(1), **columns})
+
+    def _look(self, number: int) -> Look:
+        """Reads the active positions with one forward."""
+        if self.aim is None:
+            self._plan(number)
+        assert self.aim is not None
+        canvas, aim, numbers = self.canvas, self.aim, self.numbers
+        index, real = pick(aim.asked, max(numbers["asked"]))
+        shadow = None if aim.shadow is None else real & aim.shadow.gather(1, index)
+        hidden, twins, kinds = self.reader.read(aim, numbers, index, real, shadow)
+        view = self.views.view(canvas, numbers, index, real, hidden, twins)
+        self.reader.count_head(numbers["name"], numbers["asked"])
         if self.rule.heat(0) is not None:
-            self.reader.set_temperatures(self.views.heats(canvas))
+            self.reader.set_temperatures(self.views.heats(numbers))
+        self.aim = None
         return Look(view, hidden, kinds)
 
     def _choose(self, view: View) -> Choice:
         """Lets the rule choose; nothing changes in a row where some position has no token."""
-        choice, lost = self.rule.choose(view), view.lost.any(1)
-        return choice.except_in(lost, view) if lost.any() else choice
+        return self.rule.choose(view).except_in(view.lost.any(1), view)
 
-    def _give_up(self, view: View, counts: Tensor | None = None) -> None:
-        """Ends the texts of rows where some position has no token, and says so for those that count, bool `[B]`."""
-        lost = view.lost
-        if not lost.any():
+    def _give_up(self, view: View, numbers: RowNumbers) -> None:
+        """Ends the texts of rows where some position has no token, and says so for those that count."""
+        if not any(numbers["lost"]):
             return
-        names = self.canvas.rows.tolist()
-        for row in lost.any(1).nonzero().flatten().tolist():
-            place = int(lost[row].to(torch.uint8).argmax())
-            if counts is None or counts[row]:
-                token, where, tally = view.token[row, place], view.index[row, place], self.reader.tallies[names[row]]
+        lost = view.lost
+        for row, name in enumerate(numbers["name"]):
+            if numbers["lost"][row] and numbers["counts"][row]:
+                place = int(lost[row].to(torch.uint8).argmax())
+                token, where, tally = view.token[row, place], view.index[row, place], self.reader.tallies[name]
                 # A shadow without a number leaves its position's own token as it is.
-                self.faults[names[row]] = report_no_token(min(int(token), NOT_A_NUMBER), names[row], int(where), tally)
+                self.faults[name] = report_no_token(min(int(token), NOT_A_NUMBER), name, int(where), tally)
         self.canvas.cut(lost.any(1))
+        self.aim = None
 
     def _write(self, view: View, choice: Choice) -> None:
         """Writes the choice, and ends texts at a stop token; with rules that revise, once all before it is final."""
         self.reader.mark_stale(self.canvas.write(view, choice, self.filler))
         self.canvas.end(self.stops, self.rule.revises)
 
-    def _note(self, view: View, choice: Choice, counts: Tensor | None = None) -> None:
-        """Notes the choice in the tallies, for all rows or those that count, bool `[B]`."""
+    def _outcome(self, view: View, choice: Choice, counts: Tensor | None = None) -> dict[str, Tensor]:
+        """Computes what the tallies note of a choice, `[B]` each, in all rows or in those that count, bool `[B]`."""
         change = Change.of(view, choice)
         accepted = torch.where(change.new, view.entropy, 0.0)
-        spent = (accepted.sum(1) - accepted.amax(1)).clamp(min=0.0).tolist()
-        edits = change.edits.sum(1).tolist()
-        is_bound = self.rule.unbiased and not self.rule.revises
-        names = self.canvas.rows.tolist()
-        for row in range(len(names)) if counts is None else counts.nonzero().flatten().tolist():
-            tally = self.reader.tallies[names[row]]
-            tally.edits += edits[row]
-            tally.certificate = tally.certificate + spent[row] if is_bound and tally.certificate is not None else None
+        return {
+            "lost": view.lost.any(1),
+            "counts": torch.ones_like(self.canvas.rows) if counts is None else counts,
+            "spent": (accepted.sum(1) - accepted.amax(1)).clamp(min=0.0),
+            "edits": change.edits.sum(1),
+        }
 
-    def _credit(self, waiting: Tensor, kinds: list[str]) -> None:
-        """Notes the kind of each row's forward for the waiting positions, bool `[B, L]`, that it decided."""
+    def _note(self, numbers: RowNumbers) -> None:
+        """Notes the outcome of a step in the tallies."""
+        is_bound = self.rule.unbiased and not self.rule.revises
+        for row, name in enumerate(numbers["name"]):
+            if not numbers["counts"][row]:
+                continue
+            tally = self.reader.tallies[name]
+            tally.edits += numbers["edits"][row]
+            bound = tally.certificate
+            tally.certificate = bound + numbers["spent"][row] if is_bound and bound is not None else None
+
+    def _credit(self, waiting: Tensor, kinds: Tensor) -> None:
+        """Notes the kind of each row's forward, int64 `[B]`, for the waiting positions, bool `[B, L]`, it decided."""
         canvas = self.canvas
-        numbers = torch.tensor([KINDS.index(kind) for kind in kinds], device=waiting.device)
-        canvas.decided_by = torch.where(waiting & ~canvas.undecided, numbers[:, None], canvas.decided_by)
+        canvas.decided_by = torch.where(waiting & ~canvas.undecided, kinds[:, None], canvas.decided_by)
 
     def _report(self, number: int, events: tuple[Event, ...], finished: tuple[int, ...]) -> Step:
         """Describes a step, and removes finished rows; `finished` were removed before it."""
-        canvas, stable, tokens = self.canvas, {}, {}
-        if self.watched:
-            lengths = stable_lengths(canvas, self.rule.revises)
-            for row, name in enumerate(canvas.rows.tolist()):
-                begin, end = int(canvas.prompt[row]), int(canvas.length[row])
-                open_ = canvas.undecided[row, begin:end].tolist()
-                values = canvas.tokens[row, begin:end].tolist()
-                tokens[name] = [None if waits else value for value, waits in zip(values, open_, strict=True)]
-                stable[name] = lengths[row]
-        return Step(number=number, events=events, stable=stable, tokens=tokens, finished=finished + self._leave())
+        stable, tokens = texts_of(self.canvas, self.rule.revises) if self.watched else ({}, {})
+        gone = self._leave(number + 1)
+        return Step(number=number, events=events, stable=stable, tokens=tokens, finished=finished + gone)
 
-    def _leave(self) -> tuple[int, ...]:
-        """Removes rows in which nothing is pending."""
-        canvas = self.canvas
-        done = ~canvas.pending.any(1)
-        if not done.any():
+    def _leave(self, number: int) -> tuple[int, ...]:
+        """Removes rows in which nothing is pending, before step `number`."""
+        if self.aim is None:
+            self._plan(number)
+        names, open_ = self.numbers["name"], self.numbers["pending"]
+        if all(open_):
             return ()
-        names = canvas.rows.tolist()
-        gone = []
-        for row in done.nonzero().flatten().tolist():
+        canvas, gone = self.canvas, list[int]()
+        for row in (row for row, is_open in enumerate(open_) if not is_open):
             begin, end = int(canvas.prompt[row]), int(canvas.length[row])
             tokens = canvas.tokens[row, begin:end].tolist()
             stopped = "stop token" if tokens and tokens[-1] in self.stops.tolist() else "length"
@@ -186,7 +214,7 @@ class Loop:
                 tally.tokens[KINDS[kind]] += 1
             self.ended[names[row]] = Ended(tokens, self.faults.get(names[row], stopped), tally)
             gone.append(names[row])
-        self._keep((~done).nonzero().flatten())
+        self._keep(canvas.pending.any(1).nonzero().flatten())
         return tuple(gone)
 
     def _keep(self, rows: Tensor) -> None:
@@ -194,3 +222,4 @@ class Loop:
         self.canvas.keep(rows)
         self.reader.keep(rows)
         self.views.keep(rows)
+        self.aim = None

@@ -8,6 +8,8 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from partsong.parallel.text.shard import VocabularyShard
+
 __all__ = ["Head", "KeyStore", "MixingTextModel", "TextAdapter", "TextModel"]
 
 
@@ -45,16 +47,23 @@ class Head:
     """Turns a hidden state into logits: ``logit_scale * (softcap * tanh(hidden @ weight.T / softcap) + bias)``.
 
     Attributes:
-        weight: `[V, C]`.
-        bias: `[V]` or None.
+        weight: `[V, C]`, or the rows of the tokens that this rank holds.
+        bias: `[V]` or None; of the same tokens.
         softcap: soft limit of the logits, or None.
         logit_scale: factor of the logits.
+        shard: which tokens this rank holds; None where it holds all.
     """
 
     weight: Tensor
     bias: Tensor | None = None
     softcap: float | None = None
     logit_scale: float = 1.0
+    shard: VocabularyShard | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Counts the tokens of all ranks."""
+        return len(self.weight) if self.shard is None else self.shard.total
 
 
 class KeyStore(Protocol):

@@ -7,36 +7,65 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from partsong.parallel.ranks.later import on_device
 from partsong.samplers.text.caches import NoCache, TextCache
-from partsong.samplers.text.canvas import Canvas, Work
+from partsong.samplers.text.canvas import Canvas, RowNumbers, Work, pick, places_of
 from partsong.samplers.text.model import KeyStore, MixingTextModel, TextModel
-from partsong.samplers.text.tally import Tally, count
+from partsong.samplers.text.tally import KINDS, Tally, count
 
-__all__ = ["Reader", "pick"]
+__all__ = ["Aim", "Reader"]
 
 
-def pick(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the set positions of each row, in order: indices `[B, K]`, and which of them are real."""
-    most = max(int(mask.sum(1).max()), 1)
-    index = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
-    return index, mask.gather(1, index)
+@dataclass(frozen=True, slots=True, eq=False)
+class Aim:
+    """Holds what the next forward reads and computes, on the device.
+
+    Attributes:
+        asked: bool `[B, L]`, positions whose distributions are wanted.
+        shadow: bool `[B, L]`, those that are also read while masked themselves; None for rules without shadows.
+        front: int64 `[B]`, the first active block.
+        whole: bool `[B]`, rows in which everything is computed.
+        compute: bool `[B, L]`.
+        stored: bool `[B, L]`, finished text that gets a forward of its own before, for models that encode it
+            differently; None for the others.
+    """
+
+    asked: Tensor
+    shadow: Tensor | None
+    front: Tensor
+    whole: Tensor
+    compute: Tensor
+    stored: Tensor | None
 
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """Holds some rows of the canvas in one forward."""
+    """Holds some rows of the canvas in one forward.
+
+    Attributes:
+        rows: int64 `[n]`.
+        numbers: the same on the host.
+        compute: bool `[n, L]`.
+        kind: one of `tally.KINDS`.
+        queries: how many positions are computed in each.
+        keys: how many are known afterwards.
+        clean: whether finished text is encoded.
+    """
 
     rows: Tensor
+    numbers: list[int]
     compute: Tensor
     kind: str
+    queries: list[int]
+    keys: list[int]
     clean: bool = False
 
 
 class Reader:
     """Computes the hidden states of the active positions, with a model and a policy of what to keep.
 
-    It reads the canvas anew in every step. There is one tally for each row of the original batch, and a row has
-    `shadows` places for masked copies of decided positions.
+    It reads the canvas anew in every step: `aim` decides on the device what to compute, and `read` does so. There is
+    one tally for each row of the original batch, and a row has `shadows` places for masked copies of decided positions.
     """
 
     def __init__(
@@ -52,85 +81,149 @@ class Reader:
         self.front = torch.full_like(canvas.length, -1)
         self.is_new = torch.ones_like(canvas.length, dtype=torch.bool)
 
-    def read(
-        self, step: int, work: Work, index: Tensor, real: Tensor, shadow: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, list]:
-        """Returns the hidden states that the distributions of some positions are read from.
+    def aim(self, step: int, work: Work, asked: Tensor, shadow: Tensor | None) -> Aim:
+        """Decides what the next forward has to compute.
 
         Args:
             step: number of the step.
             work: the active positions of the rows.
+            asked: bool `[B, L]`, positions whose distributions are wanted.
+            shadow: bool `[B, L]`, those that are also read while masked themselves, or None.
+        """
+        canvas, adapter = self.canvas, self.model.adapter
+        visible = canvas.inside & (canvas.group <= work.high[:, None])
+        if adapter.noise == "none":
+            visible = visible & ~canvas.undecided
+        every = self.cache.refresh_every
+        whole = self.is_new | ((self.since >= every) if every is not None else torch.zeros_like(self.is_new))
+        if self.cache.refresh_blocks and not canvas.layered:
+            whole = whole | (work.front != self.front)
+        if self.keys is None:
+            whole = torch.ones_like(whole)
+        lower = canvas.group < work.low[:, None]
+        fresh = self.cache.fresh(canvas, work, step) | (lower & self.stale)
+        compute = visible & torch.where(whole[:, None], True, fresh) | self._read_at(asked)
+        stored = None
+        if adapter.noise == "uniform":
+            stored, compute = compute & lower & self.stale, compute & ~lower
+        return Aim(asked, shadow, work.front, whole, compute, stored)
+
+    def _read_at(self, asked: Tensor) -> Tensor:
+        """Marks the positions from which the distributions of others are read, bool `[B, L]`."""
+        if not self.model.adapter.shifted:
+            return asked
+        at = torch.zeros_like(asked)
+        at[:, :-1] = asked[:, 1:]
+        at[:, 0] |= asked[:, 0]
+        return at
+
+    def columns(self, aim: Aim) -> dict[str, Tensor]:
+        """Counts what `read` has to know of every row, `[B]` each, for `read_rows`."""
+        known = self.known if aim.stored is None else self.known | aim.stored
+        inside = self.canvas.inside
+        counts = {
+            "new": self.is_new,
+            "whole": aim.whole,
+            "queries": aim.compute.sum(1),
+            "keys": ((known | aim.compute) & inside).sum(1),
+        }
+        if aim.shadow is not None:
+            counts["shadows"] = aim.shadow.sum(1)
+        if aim.stored is not None:
+            counts |= {"stored": aim.stored.sum(1), "stored keys": (known & inside).sum(1)}
+        return counts
+
+    def read(
+        self, aim: Aim, numbers: RowNumbers, index: Tensor, real: Tensor, shadow: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Returns the hidden states that the distributions of some positions are read from.
+
+        Args:
+            aim: what to compute.
+            numbers: of the rows, with those of `columns`.
             index: int64 `[B, K]`, positions within the texts.
             real: bool `[B, K]`.
             shadow: bool `[B, K]`, positions that are also read while masked themselves, or None.
 
         Returns:
-            Hidden states `[B, K, C]`, those of the shadows or None, and the kind of forward of each row.
+            Hidden states `[B, K, C]`, those of the shadows or None, and for each row its forward's number in
+            `tally.KINDS`, int64 `[B]`.
         """
         at = (index - int(self.model.adapter.shifted)).clamp(min=0)
-        kinds = ["denoise"] * len(index)
+        kinds = torch.full_like(aim.front, KINDS.index("denoise"))
+        batches = self._batches(aim, numbers)
+        self.since = torch.where(aim.whole, 1, self.since + 1)
+        self.front, self.is_new = aim.front, torch.zeros_like(self.is_new)
         parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        for batch in self._batches(step, work, at, real):
-            hidden, place, twins = self._forward(batch, at, None if batch.clean else shadow)
+        for batch in batches:
+            hidden, place, twins = self._forward(batch, numbers, at, None if batch.clean else shadow)
             self.known[batch.rows] |= batch.compute
             self.stale[batch.rows] &= ~batch.compute
             if batch.clean and self.model.adapter.noise == "uniform":
                 continue
             here = place.gather(1, at[batch.rows])[..., None].expand(-1, -1, hidden.shape[2])
             parts.append((batch.rows, hidden.gather(1, here), twins))
-            for row in batch.rows.tolist():
-                kinds[row] = batch.kind
+            kinds.index_fill_(0, batch.rows, KINDS.index(batch.kind))
         rows = torch.cat([rows for rows, *_ in parts]).argsort()
         hidden = torch.cat([hidden for _, hidden, _ in parts])[rows]
         twins = None if shadow is None else torch.cat([twins for *_, twins in parts if twins is not None])[rows]
         return hidden, twins, kinds
 
-    def _batches(self, step: int, work: Work, at: Tensor, real: Tensor) -> list[_Batch]:
-        """Decides what has to be computed; rows that compute everything get a separate batch."""
-        canvas, adapter = self.canvas, self.model.adapter
-        visible = canvas.inside & (canvas.group <= work.high[:, None])
-        if adapter.noise == "none":
-            visible = visible & ~canvas.undecided
-        front, layered = work.front, canvas.layered
-        every = self.cache.refresh_every
-        whole = self.is_new | ((self.since >= every) if every is not None else torch.zeros_like(self.is_new))
-        if self.cache.refresh_blocks and not layered:
-            whole = whole | (front != self.front)
-        if self.keys is None:
-            whole = torch.ones_like(whole)
-        lower = (canvas.group < work.low[:, None]) & self.stale
-        to_read = torch.zeros_like(visible).scatter_(1, at, real)
-        compute = visible & torch.where(whole[:, None], True, self.cache.fresh(canvas, work, step) | lower)
-        compute = compute | to_read
-        names = ["prefill" if new else "refresh" for new in self.is_new.tolist()]
-        self.since = torch.where(whole, 1, self.since + 1)
-        self.front, self.is_new = front, torch.zeros_like(self.is_new)
-        if adapter.noise == "uniform":
-            return self._split_finished(compute, canvas.group < work.low[:, None], names)
-        if self.keys is None:
-            return [_Batch(torch.arange(len(whole), device=whole.device), compute, "denoise")]
-        kinds = [name if is_whole else "denoise" for name, is_whole in zip(names, whole.tolist(), strict=True)]
-        batches = []
-        for kind in ("prefill", "refresh", "denoise"):
-            mine = torch.tensor([k == kind for k in kinds], device=whole.device)
-            batches.append(_Batch(mine.nonzero().flatten(), compute[mine], kind, adapter.noise == "none"))
-        return [batch for batch in batches if len(batch.rows)]
+    def _batches(self, aim: Aim, numbers: RowNumbers) -> list[_Batch]:
+        """Groups the rows by what is computed in them; finished text may need a forward of its own."""
+        everyone = list(range(len(numbers["new"])))
+        if self.keys is None or aim.stored is not None:
+            return [
+                *self._finished(aim.stored, numbers),
+                *self._batch("denoise", everyone, aim.whole, aim.compute, numbers["queries"], numbers["keys"]),
+            ]
+        batches, new, whole = list[_Batch](), numbers["new"], numbers["whole"]
+        for kind, marks, is_whole, is_new in (
+            ("prefill", self.is_new, 1, 1),
+            ("refresh", aim.whole & ~self.is_new, 1, 0),
+            ("denoise", ~aim.whole, 0, 0),
+        ):
+            rows = [row for row in everyone if (whole[row], new[row]) == (is_whole, is_new)]
+            clean = self.model.adapter.noise == "none"
+            batches += self._batch(kind, rows, marks, aim.compute, numbers["queries"], numbers["keys"], clean=clean)
+        return batches
 
-    def _split_finished(self, compute: Tensor, lower: Tensor, names: list[str]) -> list[_Batch]:
-        """Puts finished text into a forward of its own, for models that encode it differently."""
-        batches = []
-        stored = compute & lower & self.stale
-        for name, kind in (("prefill", "prefill"), ("refresh", "store")):
-            mine = torch.tensor([n == name for n in names], device=lower.device) & stored.any(1)
-            if mine.any():
-                batches.append(_Batch(mine.nonzero().flatten(), stored[mine], kind, clean=True))
-        everyone = torch.arange(len(compute), device=compute.device)
-        return [*batches, _Batch(everyone, compute & ~lower, "denoise")]
+    def _finished(self, stored: Tensor | None, numbers: RowNumbers) -> list[_Batch]:
+        """Puts finished text into forwards of its own, for models that encode it differently."""
+        batches = list[_Batch]()
+        if stored is None:
+            return batches
+        queries, keys, has = numbers["stored"], numbers["stored keys"], stored.any(1)
+        for kind, marks, is_new in (("prefill", self.is_new, 1), ("store", ~self.is_new, 0)):
+            rows = [row for row, new in enumerate(numbers["new"]) if new == is_new and queries[row]]
+            batches += self._batch(kind, rows, marks & has, stored, queries, keys, clean=True)
+        return batches
 
-    def _forward(self, batch: _Batch, at: Tensor, shadow: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _batch(
+        self,
+        kind: str,
+        numbers: list[int],
+        marks: Tensor,
+        compute: Tensor,
+        queries: list[int],
+        keys: list[int],
+        *,
+        clean: bool = False,
+    ) -> list[_Batch]:
+        """Makes a batch of some rows, which are marked on the device too, bool `[B]`; none for no rows."""
+        if not numbers:
+            return []
+        rows = places_of(marks, len(numbers))
+        mine = compute if len(numbers) == len(compute) else compute[rows]
+        counts = ([queries[row] for row in numbers], [keys[row] for row in numbers])
+        return [_Batch(rows, numbers, mine, kind, *counts, clean)]
+
+    def _forward(
+        self, batch: _Batch, numbers: RowNumbers, at: Tensor, shadow: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Calls the model once: hidden states, the query of every position, and the shadows' hidden states."""
         canvas, rows, length = self.canvas, batch.rows, self.canvas.tokens.shape[1]
-        index, there = pick(batch.compute)
+        index, there = pick(batch.compute, max(batch.queries))
         tokens = canvas.tokens[rows].gather(1, index)
         # A text that ended at a stop token no longer holds the tokens of its kept keys.
         known = (self.known[rows] | batch.compute) & canvas.inside[rows]
@@ -143,7 +236,7 @@ class Reader:
         if self.room:
             visible = torch.cat([visible, visible.new_zeros(*visible.shape[:2], self.room)], 2)
         if shadow is not None:
-            mine = pick(shadow[rows])
+            mine = pick(shadow[rows], max(numbers["shadows"][row] for row in batch.numbers))
             extra = self._shadows(rows, at[rows].gather(1, mine[0]), known)
             tokens, positions, slots, visible = (
                 torch.cat(pair, 1) for pair in zip((tokens, positions, slots, visible), extra, strict=True)
@@ -157,7 +250,7 @@ class Reader:
                 there[:, None, :]
                 | torch.eye(*visible.shape[1:], dtype=torch.bool, device=visible.device)[:, : index.shape[1]]
             )
-        self._count(batch, known)
+        self._count(batch, numbers["name"])
         hidden = self._hidden(batch, index, (tokens, positions, slots, visible))
         twins = None
         if mine is not None and shadow is not None:
@@ -188,15 +281,14 @@ class Reader:
         slots = (length + torch.arange(most, device=index.device)).expand_as(index)
         return torch.full_like(index, self.model.mask_token_id), index, slots, torch.cat([visible, own], 2)
 
-    def _count(self, batch: _Batch, known: Tensor) -> None:
-        queries, keys = batch.compute.sum(1).tolist(), known.sum(1).tolist()
-        flops = [self.model.flops(q, k) for q, k in zip(queries, keys, strict=True)]
-        count([self.tallies[name] for name in self.canvas.rows[batch.rows].tolist()], batch.kind, flops)
+    def _count(self, batch: _Batch, names: list[int]) -> None:
+        flops = [self.model.flops(q, k) for q, k in zip(batch.queries, batch.keys, strict=True)]
+        count([self.tallies[names[row]] for row in batch.numbers], batch.kind, flops)
 
-    def count_head(self, rows: Tensor, real: Tensor) -> None:
-        """Notes that the head was applied to some positions, bool `[B, K]`, of the texts in some rows, int64 `[B]`."""
+    def count_head(self, names: list[int], asked: list[int]) -> None:
+        """Notes that the head was applied to so many positions of each of these texts."""
         vocab, width = self.model.head.weight.shape
-        for name, reads in zip(rows.tolist(), real.sum(1).tolist(), strict=True):
+        for name, reads in zip(names, asked, strict=True):
             self.tallies[name].flops += 2.0 * vocab * width * reads
 
     def mark_stale(self, written: Tensor) -> None:
@@ -208,7 +300,7 @@ class Reader:
     def set_temperatures(self, heats: list[float | None]) -> None:
         """Passes each row's temperature to models that read their own last prediction."""
         if hasattr(self.keys, "temperature") and None not in heats:
-            self.keys.temperature = torch.tensor(heats, device=self.canvas.tokens.device)  # type: ignore[union-attr]
+            self.keys.temperature = on_device(heats, self.canvas.tokens.device)  # type: ignore[union-attr]
 
     def keep(self, rows: Tensor) -> None:
         """Forgets all rows but these, and duplicates rows that are named twice, as the canvas has done already."""

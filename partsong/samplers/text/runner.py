@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.kernels.key_reuse import why_keys_cannot_be_kept
+from partsong.parallel.text.plan import TextPlan
+from partsong.parallel.text.shard import shard_of
 from partsong.samplers.text.families import DECODERS
 from partsong.samplers.text.key_store import SlotKeyStore
 from partsong.samplers.text.model import Head, KeyStore, TextAdapter
@@ -68,7 +70,8 @@ class StockTextModel:
         self.base: nn.Module = module.base_model
         self.transform = module.get_submodule(adapter.transform) if adapter.transform else None
         self.head = head_of(module)
-        self.vocab_size = len(self.head.weight)
+        self.plan: TextPlan | None = None  # how it is shared out over ranks
+        self.vocab_size = self.head.vocab_size
         self.max_positions: int | None = getattr(module.config, "max_position_embeddings", None)
         self.device = self.head.weight.device
         self.mask_token_id = check_mask_token(adapter, mask_token_id, self.vocab_size)
@@ -206,6 +209,7 @@ def head_of(module: PreTrainedModel) -> Head:
         bias=None if bias is None else bias.detach(),
         softcap=getattr(config, "final_logit_softcapping", None),
         logit_scale=scale,
+        shard=shard_of(module),
     )
 
 

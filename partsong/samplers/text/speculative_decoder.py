@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, LogitsProcessorList, StoppingCriteriaList
@@ -15,18 +14,17 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from partsong import seeds
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.kernels.few_rows import few_rows_product
 from partsong.kernels.keyed_draw import TokenDraw, draw
 from partsong.kernels.no_token import NOT_A_NUMBER
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DrafterKnobs, DraftText
 from partsong.kernels.speculation.match import Match, follow, node_draws
 from partsong.kernels.speculation.registry import drafters_of
-from partsong.kernels.token_head_naive import FEW_ROWS, Logits, to_logits
 from partsong.samplers.text.block_decoder import generated
 from partsong.samplers.text.caches import PrefixCache
 from partsong.samplers.text.causal import speculator_of
 from partsong.samplers.text.draft_reader import DraftReader
+from partsong.samplers.text.heads import head_logits
 from partsong.samplers.text.loading import load_text_model
 from partsong.samplers.text.loop import report_no_token
 from partsong.samplers.text.plainly_causal import why_not_plainly_causal
@@ -217,10 +215,7 @@ class _Run:
             for node in range(1 + len(draft)):
                 rows.append(text.row)
                 ids.append([*text.ids, *(draft.tokens[each - 1] for each in draft.ancestors(node)[1:])])
-        head = self.model.head
-        form = Logits(bias=head.bias, softcap=head.softcap, scale=head.logit_scale)
-        product = few_rows_product if hidden.is_cpu and len(hidden) <= FEW_ROWS else F.linear
-        logits = to_logits(product(hidden, head.weight), form, slice(0, len(head.weight)))
+        logits = head_logits(self.model.head, hidden)
         # `generate` chooses among logits of this type, whatever the model computes in.
         return draw(self.processors.scores(rows, ids, logits.float()), draws)
 

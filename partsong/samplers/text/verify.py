@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from partsong.errors import UnsupportedError
-from partsong.samplers.text.canvas import Canvas
+from partsong.samplers.text.canvas import Canvas, read_rows
 from partsong.samplers.text.events import Event, events_of
 from partsong.samplers.text.loop import Loop
 from partsong.samplers.text.reader import Reader
@@ -105,10 +105,11 @@ class VerifiedLoop(Loop):
             raise UnsupportedError(f"{type(self.rule).__name__} remembers earlier steps, so verify cannot be used")
         self._write(look.view, choice)
         counts, last = self._follow(before, drafts, len(waiting))
-        self._note(look.view, choice, counts)
+        numbers = read_rows({"name": self.canvas.rows, **self._outcome(look.view, choice, counts)})
+        self._note(numbers)
         events = events_of(self.canvas, look.view, choice, counts) if self.watched else ()
         self.seen = _Seen(look.view.index, look.view.real, look.hidden)
-        self._give_up(look.view, counts)
+        self._give_up(look.view, numbers)
         self._keep(last)
         self._credit(waiting, look.kinds[: len(waiting)])
         return events
@@ -128,8 +129,9 @@ class VerifiedLoop(Loop):
             if not len(rows):
                 break
             real = seen.real & wanted.gather(1, seen.index)
-            view = self.views.view(canvas, seen.index, real, seen.hidden)
-            self.reader.count_head(canvas.rows, real)
+            numbers = read_rows(self.views.columns(canvas, wanted))
+            view = self.views.view(canvas, numbers, seen.index, real, seen.hidden)
+            self.reader.count_head(numbers["name"], numbers["asked"])
             choice = self._choose(view)
             canvas.write(view, choice, self.filler)
             canvas.end(self.stops, self.rule.revises)
@@ -145,6 +147,7 @@ class VerifiedLoop(Loop):
         tokens = self.canvas.tokens[texts]
         self.canvas = self.reader.canvas = Canvas.join([self.canvas, *(draft.canvas for draft in drafts)])
         self.reader.keep(texts)
+        self.aim = None
         self.reader.mark_stale(self.canvas.tokens != tokens)
 
     def _follow(self, before: Canvas, drafts: list[_Draft], num: int) -> tuple[Tensor, Tensor]:

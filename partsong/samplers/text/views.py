@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from partsong import seeds
 from partsong.errors import UnsupportedError
-from partsong.kernels.token_divergence import token_divergence
-from partsong.kernels.token_head import TokenNoise, token_stats
+from partsong.kernels.token_head import TokenNoise
 from partsong.kernels.token_state import TokenStats
-from partsong.samplers.text.canvas import Canvas
-from partsong.samplers.text.heads import barred, log_probs
+from partsong.samplers.text.canvas import Canvas, RowNumbers, places_of
+from partsong.samplers.text.heads import barred, head_divergence, head_stats, log_probs
 from partsong.samplers.text.model import TextModel
 from partsong.samplers.text.rule import Rule, View
 
@@ -48,25 +50,49 @@ class Views:
         self.memory: dict[str, Tensor] = {}
         self.last: tuple[Tensor, Tensor] | None = None
 
-    def view(self, canvas: Canvas, index: Tensor, real: Tensor, hidden: Tensor, twins: Tensor | None = None) -> View:
+    def columns(self, canvas: Canvas, asked: Tensor) -> dict[str, Tensor]:
+        """Counts what `view` has to know of every row, `[B]` each, for `read_rows`.
+
+        Args:
+            canvas: the texts.
+            asked: bool `[B, L]`, the positions to show.
+        """
+        columns = {
+            "name": canvas.rows,
+            "step": canvas.step,
+            "block step": canvas.block_step,
+            "asked": asked.sum(1),
+        }
+        if self.last is not None:
+            columns["seen before"] = (asked & self.last[1]).sum(1)
+        if "barred" in self.memory:
+            columns["barred"] = self.memory["barred"]
+        return columns
+
+    def view(
+        self,
+        canvas: Canvas,
+        numbers: RowNumbers,
+        index: Tensor,
+        real: Tensor,
+        hidden: Tensor,
+        twins: Tensor | None = None,
+    ) -> View:
         """Shows some positions of a canvas.
 
         Args:
             canvas: the texts.
-            index: int64 `[B, K]`, positions.
+            numbers: of its rows, with those of `columns` and, where there are twins, the number of "shadows".
+            index: int64 `[B, K]`, positions, all different within a row.
             real: bool `[B, K]`, which of them exist.
             hidden: `[B, K, C]`, the hidden states that their distributions are read from.
             twins: `[B, K, C]`, the same with each position masked by itself, for rules with shadows.
         """
-        stats = self._stats(canvas, index, real, hidden)
+        places = places_of(real, sum(numbers["asked"]))
+        stats = self._stats(numbers, index.flatten()[places], hidden.flatten(0, 1)[places])
         undecided = canvas.undecided.gather(1, index) & real
         current = canvas.tokens.gather(1, index)
-
-        def spread(values: Tensor, fill: float) -> Tensor:
-            whole = torch.full(real.shape, fill, dtype=values.dtype, device=values.device)
-            whole[real] = values
-            return whole
-
+        spread = partial(_spread, real.shape, places)
         return View(
             real=real,
             index=index,
@@ -85,59 +111,56 @@ class Views:
             eager=self.temperature == 0,
             length=canvas.tokens.shape[1],
             memory=self.memory,
-            divergence=lambda: self._divergence(canvas, index, real, hidden),
-            current_prob=None if twins is None else self._current_prob(twins, current, real & ~undecided),
+            divergence=lambda: self._divergence(canvas, numbers, index, real, hidden),
+            current_prob=None if twins is None else self._current_prob(numbers, twins, current, real & ~undecided),
             mutual_information=lambda: self._mutual_information(canvas, hidden, index),
-            random=lambda name: self._random(name, canvas, index),
-            random_token=lambda: (self._random("token", canvas, index) * self.model.vocab_size).long(),
+            random=lambda name: self._random(name, canvas, numbers, index),
+            random_token=lambda: (self._random("token", canvas, numbers, index) * self.model.vocab_size).long(),
         )
 
-    def _step_seeds(self, name: str, canvas: Canvas) -> list[int]:
+    def _step_seeds(self, name: str, numbers: RowNumbers) -> list[int]:
         """Derives a seed for each row from that of its text and the steps it has made."""
-        pairs = zip(canvas.rows.tolist(), canvas.step.tolist(), strict=True)
+        pairs = zip(numbers["name"], numbers["step"], strict=True)
         return [seeds.derive(self.seeds[row], name, step) for row, step in pairs]
 
-    def _stats(self, canvas: Canvas, index: Tensor, real: Tensor, hidden: Tensor) -> TokenStats:
-        """Computes the statistics of the real positions, one after another."""
-        row = torch.arange(len(real), device=real.device)[:, None].expand_as(real)[real]
-        flat, places = hidden[real], index[real]
-        step_seeds = self._step_seeds("step", canvas) if self.temperature > 0 or self.rule.heat(0) is not None else []
-
-        def stats_of(mine: Tensor | slice, heat: float | None, bias: Tensor | None) -> TokenStats:
-            head = self.model.head
-            draws = self.temperature > 0 or heat is not None
-            noise = (
-                TokenNoise(seed=[step_seeds[r] for r in row[mine].tolist()], positions=places[mine]) if draws else None
-            )
-            return token_stats(
-                flat[mine],
-                head.weight,
-                bias=bias,
-                softcap=head.softcap,
-                logit_scale=head.logit_scale / (1.0 if heat is None else heat),
+    def _stats(self, numbers: RowNumbers, index: Tensor, hidden: Tensor) -> TokenStats:
+        """Computes the statistics of the real positions `[M]` of all rows, one after another; `hidden` is `[M, C]`."""
+        asked, kinds, head = numbers["asked"], self._kinds(numbers), self.model.head
+        ends = list(itertools.accumulate(asked))
+        draws = self.temperature > 0 or self.rule.heat(0) is not None
+        step_seeds = self._step_seeds("step", numbers) if draws else []
+        parts = []
+        for kind in sorted(set(kinds), key=str):
+            heat, is_barred = kind
+            rows = [row for row, other in enumerate(kinds) if other == kind]
+            mine: Tensor | slice = slice(None)
+            if len(rows) < len(kinds):
+                mine = torch.cat([torch.arange(ends[row] - asked[row], ends[row], device=index.device) for row in rows])
+            noise = None
+            if draws:
+                each = [step_seeds[row] for row in rows for _ in range(asked[row])]
+                noise = TokenNoise(seed=each, positions=index[mine])
+            stats = head_stats(
+                head,
+                hidden[mine],
+                bias=self.barred if is_barred else self.bias,
+                heat=1.0 if heat is None else heat,
                 temperature=self.temperature if heat is None else 1.0,
                 noise=noise,
             )
-
-        if self.rule.heat(0) is None and "barred" not in self.memory:
-            return stats_of(slice(None), None, self.bias)
-        kinds = self._kinds(canvas)
-        parts = []
-        for kind in sorted(set(kinds), key=str):
-            mine = torch.tensor([kinds[r] == kind for r in row.tolist()], device=row.device).nonzero().flatten()
-            parts.append((mine, stats_of(mine, kind[0], self.barred if kind[1] else self.bias)))
+            parts.append((mine, stats))
         return _join(parts)
 
-    def heats(self, canvas: Canvas) -> list[float | None]:
+    def heats(self, numbers: RowNumbers) -> list[float | None]:
         """Lists the temperature of each row; see `Rule.heat`."""
-        return [self.rule.heat(step) for step in canvas.block_step.tolist()]
+        return [self.rule.heat(step) for step in numbers["block step"]]
 
-    def _kinds(self, canvas: Canvas) -> list[tuple[float | None, bool]]:
+    def _kinds(self, numbers: RowNumbers) -> list[tuple[float | None, bool]]:
         """Returns the temperature of each row, and whether some tokens are barred there."""
-        barred_rows = self.memory.get("barred", torch.zeros_like(canvas.length, dtype=torch.bool))
-        return list(zip(self.heats(canvas), barred_rows.tolist(), strict=True))
+        barred_rows = map(bool, numbers.get("barred", [0] * len(numbers["name"])))
+        return list(zip(self.heats(numbers), barred_rows, strict=True))
 
-    def _divergence(self, canvas: Canvas, index: Tensor, real: Tensor, hidden: Tensor) -> Tensor:
+    def _divergence(self, canvas: Canvas, numbers: RowNumbers, index: Tensor, real: Tensor, hidden: Tensor) -> Tensor:
         """Measures the divergence from the previous step; infinite for positions that were not read then."""
         rows, length, width = len(index), canvas.tokens.shape[1], hidden.shape[2]
         wide = index[..., None].expand(-1, -1, width)
@@ -145,30 +168,31 @@ class Views:
         seen = torch.zeros(rows, length, dtype=torch.bool, device=real.device).scatter_(1, index, real)
         divergence = torch.full(real.shape, torch.inf, device=real.device)
         if self.last is not None:
-            both = real & self.last[1].gather(1, index)
+            both = places_of(real & self.last[1].gather(1, index), sum(numbers["seen before"]))
             head, old = self.model.head, self.last[0].gather(1, wide)
-            divergence[both] = token_divergence(
-                hidden[both], old[both], head.weight, bias=self.bias, softcap=head.softcap, logit_scale=head.logit_scale
-            ).to(divergence.dtype)
+            moved = head_divergence(head, hidden.flatten(0, 1)[both], old.flatten(0, 1)[both], self.bias)
+            divergence.view(-1).index_copy_(0, both, moved.to(divergence.dtype))
         self.last = (now, seen)
         return divergence
 
-    def _current_prob(self, twins: Tensor, current: Tensor, shadowed: Tensor) -> Tensor:
+    def _current_prob(self, numbers: RowNumbers, twins: Tensor, current: Tensor, shadowed: Tensor) -> Tensor:
         """Returns the probability of the present tokens according to their shadows."""
-        probs = torch.ones(shadowed.shape, device=shadowed.device)
-        if shadowed.any():
-            log_prob, _ = log_probs(self.model.head, twins[shadowed], current[shadowed], self.bias)
-            probs[shadowed] = log_prob.exp().to(probs.dtype)
-        return probs
+        probs = torch.ones(shadowed.numel(), device=shadowed.device)
+        if sum(numbers["shadows"]):
+            places = places_of(shadowed, sum(numbers["shadows"]))
+            tokens = current.flatten()[places]
+            log_prob, _ = log_probs(self.model.head, twins.flatten(0, 1)[places], tokens, self.bias)
+            probs.index_copy_(0, places, log_prob.exp().to(probs.dtype))
+        return probs.view(shadowed.shape)
 
     def _mutual_information(self, canvas: Canvas, hidden: Tensor, index: Tensor) -> Tensor:
         if self.probe is None:
             raise UnsupportedError("this rule needs the mutual information of positions; give decode a probe")
         return self.probe(hidden, index, canvas.rows)
 
-    def _random(self, name: str, canvas: Canvas, index: Tensor) -> Tensor:
-        drawn = seeds.uniform_rows(self._step_seeds(name, canvas), canvas.tokens.shape[1])
-        return drawn.to(index.device).gather(1, index)
+    def _random(self, name: str, canvas: Canvas, numbers: RowNumbers, index: Tensor) -> Tensor:
+        drawn = seeds.uniform_rows(self._step_seeds(name, numbers), canvas.tokens.shape[1])
+        return drawn.to(index.device, non_blocking=True).gather(1, index)
 
     def keep(self, rows: Tensor) -> None:
         """Forgets all rows but these; the canvas has done so already."""
@@ -176,7 +200,13 @@ class Views:
         self.last = None if self.last is None else (self.last[0][rows], self.last[1][rows])
 
 
-def _join(parts: list[tuple[Tensor, TokenStats]]) -> TokenStats:
+def _spread(shape: torch.Size, places: Tensor, values: Tensor, fill: float) -> Tensor:
+    """Puts values where they belong in a tensor that is filled with something else."""
+    whole = torch.full((shape.numel(),), fill, dtype=values.dtype, device=values.device)
+    return whole.index_copy_(0, places, values).view(shape)
+
+
+def _join(parts: list[tuple[Any, TokenStats]]) -> TokenStats:
     if len(parts) == 1:
         return parts[0][1]
     order = torch.cat([mine for mine, _ in parts]).argsort()

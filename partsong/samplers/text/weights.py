@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +13,27 @@ import torch
 from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMaskedLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMaskedLM,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.parallel.loading.fill import fill_model
+from partsong.parallel.loading.weight_files import WeightFiles
+from partsong.parallel.ranks.pieces import WeightPiece
+from partsong.parallel.text.plan import TextPlan
 from partsong.samplers.text.rekey import Rekeying, WeightPlace
 from partsong.samplers.text.runner import GROUPED
 
-__all__ = ["load_rekeyed", "load_stock", "weight_files"]
+__all__ = ["load_rekeyed", "load_stock", "load_stock_share", "weight_files"]
+
+#: Attaches a plan to a module without weights.
+Share = Callable[[PreTrainedModel], TextPlan]
 
 #: Most names in a message; the rest are counted.
 _LISTED = 6
@@ -27,7 +43,12 @@ _SECOND_HEADS = ("bert.pooler.", "cls.seq_relationship.", "bert.embeddings.posit
 
 
 def load_rekeyed(
-    folder: Path, rekeying: Rekeying, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    folder: Path,
+    rekeying: Rekeying,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    share: Share | None = None,
 ) -> PreTrainedModel:
     """Loads a public checkpoint's weights into a stock module.
 
@@ -38,6 +59,7 @@ def load_rekeyed(
         rekeying: where each tensor goes.
         dtype: that of the parameters. Default: that of the checkpoint's first tensor.
         device: default: the CPU.
+        share: attaches a plan to the module before its weights are read; then this rank's parts are read only.
 
     Returns:
         The module, in eval mode, without gradients.
@@ -52,13 +74,16 @@ def load_rekeyed(
     _check_shapes(shapes, rekeying, module)
     target = torch.device(device or "cpu")
     module = module.eval().requires_grad_(False)
+    plan = None if share is None else share(module)
     for file in files:
         with safe_open(file, framework="pt", device=str(target)) as tensors:
             for name in tensors.keys():  # noqa: SIM118
-                tensor = tensors.get_tensor(name)
-                dtype = dtype or tensor.dtype
+                whole = tensors.get_slice(name)
                 for place in rekeying.places[name]:
-                    _put(module, place, tensor, dtype, target)
+                    piece = None if plan is None else _piece_at(plan, module, place.target)
+                    read, put = _read(whole, place, piece)
+                    dtype = dtype or read.dtype
+                    _put(module, put, read, dtype, target)
     module.tie_weights()
     # What the module computes by itself, such as rotary frequencies, was made on the CPU.
     nn.Module.to(module, target)
@@ -137,20 +162,92 @@ def _check_shapes(shapes: dict[str, tuple[int, ...]], rekeying: Rekeying, module
 def _put(module: nn.Module, place: WeightPlace, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> None:
     path, _, name = place.target.rpartition(".")
     owner = module.get_submodule(path)
-    if place.source is not None:
-        tensor = tensor[place.source[0] : place.source[1]]
     if name in owner._buffers:
         owner._buffers[name] = tensor.to(device=device, dtype=owner.get_buffer(name).dtype, copy=True)
         return
     if not place.index:
-        # A part keeps the whole tensor of the file alive unless it is copied out.
-        owner._parameters[name] = nn.Parameter(tensor.to(dtype, copy=place.source is not None), requires_grad=False)
+        owner._parameters[name] = nn.Parameter(tensor.to(dtype), requires_grad=False)
         return
     held = owner.get_parameter(name)
     if held.is_meta:
         held = nn.Parameter(torch.empty(held.shape, dtype=dtype, device=device), requires_grad=False)
         owner._parameters[name] = held
     held.data[place.index] = tensor.to(dtype)
+
+
+def _piece_at(plan: TextPlan, module: nn.Module, target: str) -> WeightPiece | None:
+    path, _, name = target.rpartition(".")
+    return plan.piece_of(module.get_submodule(path), name)
+
+
+def _read(whole: Any, place: WeightPlace, piece: WeightPiece | None) -> tuple[Tensor, WeightPlace]:
+    """Reads the part of a file's tensor that goes to a place: all that belongs there, or this rank's piece of it.
+
+    Args:
+        whole: a slice of safetensors.
+        place: where the tensor goes in the whole weight.
+        piece: the part of that weight that this rank holds; None where it holds all.
+
+    Returns:
+        What was read, and where it goes in this rank's weight.
+    """
+    first, last = place.source or (0, (whole.get_shape() or [0])[0])
+    if piece is None:
+        # A part keeps the whole tensor of the file alive unless it is copied out.
+        return (whole[...] if place.source is None else whole[first:last].clone()), place
+    # A number in the index takes a dim of the weight away, and a slice leaves it.
+    dim = piece.dim - sum(isinstance(each, int) for each in place.index[: piece.dim])
+    stretch = place.index[piece.dim] if len(place.index) > piece.dim else None
+    begin, end = (stretch.start or 0, stretch.stop) if isinstance(stretch, slice) else (0, sys.maxsize)
+    runs, before, put = list[tuple[int, int]](), 0, 0
+    for start, count in piece.runs:
+        low, high = max(start, begin), min(start + count, end)
+        if low < high:
+            put = put if runs else before + low - start
+            runs.append((low - begin, high - begin))
+        before += count
+    if dim == 0:
+        parts = [whole[first + low : first + high] for low, high in runs]
+    else:
+        parts = [whole[(slice(first, last), *(slice(None),) * (dim - 1), slice(low, high))] for low, high in runs]
+    read = torch.cat(parts, dim)
+    if isinstance(stretch, slice):
+        index = (*place.index[: piece.dim], slice(put, put + read.shape[dim]), *place.index[piece.dim + 1 :])
+        place = replace(place, index=index)
+    return read, place
+
+
+def load_stock_share(
+    folder: Path, share: Share, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> PreTrainedModel | None:
+    """Loads this rank's share of a causal model whose files name tensors as its class does.
+
+    Args:
+        folder: with ``config.json`` and safetensors.
+        share: attaches a plan to the module before its weights are read.
+        dtype: default: that of most tensors.
+        device: default: the CPU.
+
+    Returns:
+        The module, or None where its files have other names, which only transformers knows how to read.
+    """
+    weight_files(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    with init_empty_weights(include_buffers=False), no_init_weights():
+        module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    module = module.eval().requires_grad_(False)
+    tied = {"lm_head.weight"} if config.get_text_config().tie_word_embeddings else set[str]()
+    with WeightFiles(folder) as files:
+        missing = module.state_dict().keys() - files.names.keys()
+        if missing - tied or files.names.keys() - module.state_dict().keys():
+            return None
+        plan = share(module)
+        if missing:  # one tensor in the files, and in the model once that is tied
+            module.get_output_embeddings()._parameters["weight"] = nn.Parameter(torch.empty(0), requires_grad=False)
+        fill_model(module, plan, files, dtype or files.most_common_dtype(), torch.device(device or "cpu"))
+    module.tie_weights()
+    nn.Module.to(module, torch.device(device or "cpu"))
+    return _make_runnable(module)
 
 
 def load_stock(

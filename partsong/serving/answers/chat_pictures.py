@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
@@ -61,12 +62,13 @@ async def draw_in_chat(request: Request, model: PictureService, fields: Mapping[
     if pictures:
         check_pictures(await server.rooms[model.name].facts(), model.name, len(pictures), 0, "messages")
     asked = body.asked(server.limits, num=body.n, strength=body.strength)
-    with kept_pictures(server, pictures, field="messages") as kept:
+    async with kept_pictures(server, pictures, field="messages") as kept:
         job = await server.submit(model, {**asked, **kept}, user=user_of(request))
     if body.stream:
         return StreamingResponse(_stream(server, job, model), media_type="text/event-stream", headers=STREAMED)
     job = await completed(server, job, request)
-    choice = {"index": 0, "message": {"role": "assistant", "content": _content(server, job)}, "finish_reason": "stop"}
+    message = {"role": "assistant", "content": await asyncio.to_thread(_content, server, job)}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
     return JSONResponse({**_head(job, model, "chat.completion"), "choices": [choice], "partsong": job.as_json()})
 
 
@@ -110,5 +112,6 @@ async def _stream(server: Server, job: Job, model: PictureService) -> AsyncItera
         yield f"data: {json.dumps(error.as_json())}\n\n"
         return
     head = _head(job, model, "chat.completion.chunk")
-    whole = {"index": 0, "delta": {"role": "assistant", "content": _content(server, job)}, "finish_reason": "stop"}
+    delta = {"role": "assistant", "content": await asyncio.to_thread(_content, server, job)}
+    whole = {"index": 0, "delta": delta, "finish_reason": "stop"}
     yield f"data: {json.dumps({**head, 'choices': [whole], 'partsong': job.as_json()})}\n\ndata: [DONE]\n\n"

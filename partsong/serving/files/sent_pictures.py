@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import io
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from PIL import Image
@@ -45,11 +46,13 @@ def check_pictures(facts: Ready, name: str, pictures: int, masks: int, field: st
         raise ApiError(400, f"{name} takes no mask", param="mask", code="no_mask")
 
 
-@contextlib.contextmanager
-def kept_pictures(
+@contextlib.asynccontextmanager
+async def kept_pictures(
     server: Server, pictures: Sequence[bytes], mask: bytes | None = None, *, field: str = "image"
-) -> Iterator[dict[str, Any]]:
+) -> AsyncIterator[dict[str, Any]]:
     """Keeps pictures for a job that is submitted in a block, and removes them where the block raises.
+
+    Reading and writing a large picture takes seconds, and is done beside the event loop.
 
     Args:
         server: has the folder, and the bound of their size.
@@ -67,20 +70,32 @@ def kept_pictures(
     kept: list[str] = []
     try:
         for each in pictures:
-            kept.append(_keep(server, each, field))
+            kept.append(_new_name())
+            await _beside(_keep, server, kept[-1], each, field)
         asked: dict[str, Any] = {"picture": list(kept)} if kept else {}
         if mask is not None:
-            asked["mask"] = _keep(server, mask, "mask")
-            kept.append(asked["mask"])
+            kept.append(_new_name())
+            await _beside(_keep, server, kept[-1], mask, "mask")
+            asked["mask"] = kept[-1]
         yield asked
     except BaseException:  # a client or the server may leave while it waits for ranks
         _remove(server, *kept)
         raise
 
 
-def _keep(server: Server, data: bytes, what: str) -> str:
-    """Writes a picture as a PNG file and returns its name; masks keep what is transparent."""
-    name = _new_name()
+async def _beside(work: Callable[..., None], *args: Any) -> None:
+    """Does something in another thread, and waits until that is done also where the task is cancelled."""
+    done = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.wait({done})  # what it writes is removed after that
+        done.exception()  # nobody else will ask for it
+        raise
+
+
+def _keep(server: Server, name: str, data: bytes, what: str) -> None:
+    """Writes a picture as a PNG file; masks keep what is transparent."""
     try:
         with Image.open(io.BytesIO(data)) as picture:
             if picture.width * picture.height > server.limits.pixels:
@@ -94,7 +109,6 @@ def _keep(server: Server, data: bytes, what: str) -> str:
     except OSError as error:
         server.file(name).unlink(missing_ok=True)
         raise OutputError(f"{what} cannot be kept: {error.strerror}; is the disk full?") from error
-    return name
 
 
 def copied_picture(server: Server, name: str) -> bytes:

@@ -10,7 +10,7 @@ from partsong.errors import ArgumentError
 from partsong.jobs.engines import EngineArguments, open_engine
 from partsong.reasoning.local.engine import LocalEngine, check_parameters
 from partsong.reasoning.local.prompt import prompt_ids
-from partsong.reasoning.strategies.verifier import VerifierAddress
+from partsong.reasoning.scorers.verifier import VerifierAddress
 from partsong.serving.texts.events import TextDone, TextEvent, TextRequest
 from partsong.serving.texts.limits import TextLimits
 from partsong.serving.texts.thinking import ThinkingJob, prepare_thinking, thinking_names

@@ -14,8 +14,8 @@ from partsong.reasoning.calls.engine import Engine
 from partsong.reasoning.calls.engine_wrappers import ChatEngine
 from partsong.reasoning.calls.graph import CallNode
 from partsong.reasoning.calls.run import Run
+from partsong.reasoning.scorers.verifier import Verifier, VerifierAddress, takes_scorer
 from partsong.reasoning.strategies.registry import STRATEGIES, Thinking, parse_thinking
-from partsong.reasoning.strategies.verifier import Verifier, VerifierAddress, takes_scorer
 from partsong.serving.errors import ApiError
 from partsong.serving.texts.events import TextDelta, TextDone, TextEvent, TextRequest, ThreadNews
 from partsong.serving.texts.limits import TextLimits

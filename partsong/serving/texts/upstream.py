@@ -15,7 +15,7 @@ from partsong.reasoning.calls.engine import Engine, EngineError
 from partsong.reasoning.remote import OpenAIEngine, Patience, RemoteError
 from partsong.reasoning.remote.address import Secret, check_address, is_loopback
 from partsong.reasoning.remote.errors import ModelNotServedError, RateLimitError, RequestRefusedError
-from partsong.reasoning.strategies.verifier import VerifierAddress
+from partsong.reasoning.scorers.verifier import VerifierAddress
 from partsong.serving.errors import ApiError
 from partsong.serving.texts.events import TextAccepted, TextEvent, TextRequest
 from partsong.serving.texts.limits import TextLimits

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from partsong.reasoning.strategies.verifier import VerifierAddress
+from partsong.reasoning.scorers.verifier import VerifierAddress
 from partsong.serving.texts.limits import TextLimits
 
 __all__ = ["TextSpec", "TextWire"]

@@ -80,6 +80,15 @@ def test_block_diffusion_is_the_plain_loop(rule: str, cache: str) -> None:
         assert decoded.tallies[0].num_forwards == forwards
 
 
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+def test_a_prompt_of_one_token_is_read_beside_longer_answers(cache: str) -> None:
+    """Its answer's first token is read from it, in a row that has fewer positions to read than another."""
+    model, starts, answers = model_of(SHIFTED, seed=1), [[3], [5]], [[None, None, 7, *[None] * 3], [None] * 6]
+    together = decode(model, starts, template=answers, rule="quota", cache=cache)
+    for start, answer, tokens in zip(starts, answers, together.tokens, strict=True):
+        assert decode(model, [start], template=[answer], rule="quota", cache=cache).tokens == [tokens]
+
+
 def test_a_grid_from_the_start_of_the_text() -> None:
     """The first block holds the end of the prompt."""
     model = model_of(BLOCKS)

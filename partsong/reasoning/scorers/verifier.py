@@ -15,6 +15,8 @@ from partsong.knobs import Count, check_knobs, type_hints
 from partsong.reasoning.calls.call import Completion, Message, Parameters, Request
 from partsong.reasoning.calls.engine import Engine, EngineError
 from partsong.reasoning.calls.tasks import cancel_all
+from partsong.reasoning.remote import OpenAIEngine
+from partsong.reasoning.scorers.reward_model import JUDGE, RewardModel, check_scorer_kind
 from partsong.reasoning.strategies.parts import Scorer
 from partsong.reasoning.strategies.registry import STRATEGIES
 from partsong.reasoning.strategies.steps import StepScorer, Trace
@@ -47,34 +49,35 @@ class VerifierAddress:
     Attributes:
         base_url: of the API; the key of that server is read from ``PARTSONG_SCORER_KEY``.
         model: what the server calls the model.
+        kind: how the model is asked: ``judge`` in a chat, or as a `RewardModel` of this kind.
     """
 
     base_url: str
     model: str
+    kind: str = JUDGE
 
     def open(self) -> Verifier:
         """Returns a verifier of its own.
 
         Raises:
-            ArgumentError: the address cannot be used.
+            ArgumentError: the address cannot be used, or there is no such kind.
             UnsupportedError: the client is not installed.
         """
-        from partsong.reasoning.remote import OpenAIEngine
-
         # The key of the server that answers belongs to another host.
         key = os.environ.get("PARTSONG_SCORER_KEY", "")
-        return Verifier(OpenAIEngine(self.model, base_url=self.base_url, api_key=key))
+        engine = OpenAIEngine(self.model, base_url=self.base_url, api_key=key)
+        return Verifier(engine if check_scorer_kind(self.kind)[0] == JUDGE else RewardModel(engine, self.kind))
 
 
 class Verifier:
-    """Asks a model for each text whether it is right; its score is the probability of "Yes".
+    """Asks a model for each text whether it is right; the score is the probability that it is.
 
-    Where the engine reports log-probabilities and the answer is one word, the score is the probability of that word,
-    or what is left of it. Otherwise a yes is 1 and a no is 0. A model that thinks first may do so. The same text is
-    judged once.
+    A reward model answers with a number. Any other model is asked for a yes or a no: where the engine reports
+    log-probabilities and the answer is one word, the score is the probability of that word, or what is left of it.
+    Otherwise a yes is 1 and a no is 0. A model that thinks first may do so. The same text is judged once.
 
     Args:
-        engine: asks the model; `OpenAIEngine` for one behind a server.
+        engine: asks the model: `OpenAIEngine` for one behind a server that answers with words, or a `RewardModel`.
         max_tokens: most tokens of a verdict, hidden reasoning included.
 
     Attributes:
@@ -93,7 +96,7 @@ class Verifier:
     (1.0, 1)
     """
 
-    def __init__(self, engine: Engine, *, max_tokens: Count = 1024) -> None:
+    def __init__(self, engine: Engine | RewardModel, *, max_tokens: Count = 1024) -> None:
         check_knobs(type_hints(Verifier.__init__), {"max_tokens": max_tokens})
         self.calls = self.tokens = 0
         self._engine, self._max_tokens, self._logprobs = engine, max_tokens, 1
@@ -108,7 +111,7 @@ class Verifier:
         """Returns the probability, from 0 to 1, that a text is right.
 
         Raises:
-            ArgumentError: the model says neither yes nor no.
+            ArgumentError: the model says neither yes nor no, or its numbers are no probabilities.
             EngineError: it does not answer.
         """
         key = question, text
@@ -141,17 +144,25 @@ class Verifier:
         await self._engine.close()
 
     async def _ask(self, question: str, text: str) -> float:
+        if not isinstance(self._engine, RewardModel):
+            return await self._judge(self._engine, question, text)
+        self.calls += 1
+        score, tokens = await self._engine.score(question, text)
+        self.tokens += tokens
+        return score
+
+    async def _judge(self, engine: Engine, question: str, text: str) -> float:
         prompt = Message("user", (_ASKED.format(question=question, text=text),))
         parameters = Parameters(max_tokens=self._max_tokens, temperature=0.0, logprobs=self._logprobs)
         self.calls += 1
         try:
-            verdict = await self._engine.generate(Request(messages=(prompt,), parameters=parameters, path=("verdict",)))
+            verdict = await engine.generate(Request(messages=(prompt,), parameters=parameters, path=("verdict",)))
         except EngineError:
             if not self._logprobs:
                 raise
             self._logprobs = 0  # a server that reports none refuses what asks for them
             self.calls -= 1
-            return await self._ask(question, text)
+            return await self._judge(engine, question, text)
         self.tokens += verdict.usage.prompt + verdict.usage.completion
         words = _VERDICT.findall(verdict.text)
         if not words:

@@ -1,0 +1,1 @@
+"""Runs language models of transformers over ranks."""

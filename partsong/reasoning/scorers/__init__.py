@@ -1,0 +1,1 @@
+"""Scores texts by models that judge them, or that answer with numbers."""

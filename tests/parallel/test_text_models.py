@@ -1,0 +1,88 @@
+"""Language models over ranks: the logits, tokens and bytes of one process, a share of its weights, and refusals."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from partsong.parallel.ranks.launch import launch
+from tests.parallel import text_models_worker as worker
+from tests.samplers.text.checkpoints import CHECKPOINTS, random_weights, write
+
+#: Norms over the width of all heads add up squares in single precision, as transformers does.
+SINGLE = {"olmo2": 1e-6, "olmoe": 1e-6}
+QUICK = ("llama", "qwen3", "phi3", "mixtral", "olmo2", "glm4_moe")
+
+
+@functools.cache
+def results(nproc: int, families: tuple[str, ...]) -> list[dict[str, Any]]:
+    return launch(worker.run, nproc, nproc, [*families], [*worker.STRATEGIES])
+
+
+CASES = [
+    *((2, QUICK, family) for family in QUICK),
+    *(pytest.param(3, (*worker.FAMILIES,), family, marks=pytest.mark.full) for family in worker.FAMILIES),
+]
+
+
+@pytest.mark.parametrize("name", worker.STRATEGIES)
+@pytest.mark.parametrize(("nproc", "families", "family"), CASES)
+def test_equals_one_process(nproc: int, families: tuple[str, ...], family: str, name: str) -> None:
+    for rank in results(nproc, families):
+        case = rank[f"{family}, {name}"]
+        assert case["logits"] <= SINGLE.get(family, 1e-10) and case["after"] == 0.0
+        assert case["same"]
+        if name == "tensor":
+            assert case["sent"] == case["predicted"] or family in SINGLE  # which exchange squares as well
+        assert "exact" in case["said"]
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_a_rank_holds_its_share_of_the_weights(family: str) -> None:
+    shares = [rank[f"{family}, tensor"]["share"] for rank in results(2, QUICK)]
+    # One rank has two of three heads of keys; only norms and routers are whole on both.
+    assert 1.0 <= sum(shares) <= 1.1 and max(shares) <= 0.6
+
+
+@pytest.mark.parametrize("rule", worker.RULES)
+@pytest.mark.parametrize("name", worker.MASKED)
+def test_masked_models_write_the_same(name: str, rule: str) -> None:
+    assert all(rank[f"{name}, {rule}"] for rank in results(2, QUICK))
+
+
+def test_generate_with_drafts_writes_the_same() -> None:
+    assert all(rank["speculated"] for rank in results(2, QUICK))
+
+
+def test_what_cannot_be_shared_out_is_refused_on_all_ranks() -> None:
+    for rank in results(2, QUICK):
+        said = rank["refused"]
+        assert "has 1 heads of keys for 2 ranks; choose a degree of at most 1" in said["one head of keys"]
+        assert "transformers has no plan that says how its layers are cut" in said["no plan"]
+        assert "Ulysses does not run on a language model" in said["another strategy"]
+        assert "rank 1 was given another call of the model than rank 0" in said["other tokens"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Checkpoints of stock classes, tied and not, and those under the public names of masked models."""
+    there = tmp_path_factory.mktemp("checkpoints")
+    for name in ("llama", "qwen3"):
+        worker.model_of(name).save_pretrained(there / name)
+    worker.model_of("llama").to(torch.bfloat16).save_pretrained(there / "llama in bfloat16")
+    for name in ("llada", "llada2", "sdar"):
+        config, shapes, _, _ = CHECKPOINTS[name]
+        write(there / name, config, random_weights(shapes(config)), shards=3)
+    return {folder.name: str(folder) for folder in sorted(there.iterdir())}
+
+
+def test_a_rank_reads_its_share_of_a_checkpoint(folders: dict[str, str]) -> None:
+    for rank in launch(worker.run_loaded, 2, folders):
+        for name, case in rank.items():
+            assert case["same"], name
+            if "tensor" in name:
+                assert case["share"] <= 0.66, name  # norms and routers are whole, and three heads of keys do not divide
+                assert "each rank read its share of this" in case["undone"] and "load the model again" in case["undone"]

@@ -1,0 +1,164 @@
+"""Runs on every rank: language models cut over ranks, against the same models whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from partsong import ShardedWeights, TensorParallel
+from partsong.ledger import Ledger
+from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
+from partsong.samplers.text import SpeculativeDecoder, decode, load_text_model
+from partsong.samplers.text.runner import StockTextModel
+from tests.parallel.ranks import error, gathered, refusal
+from tests.tiny_models.text import causal_model
+
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
+_DEEP = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
+#: Families with what they need besides the usual sizes; three heads of keys do not divide by two ranks.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": True},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma": {},
+    "olmo2": {},
+    "phi3": {},
+    "gpt_neox": {},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 12},
+    "qwen3_moe": _EXPERTS,
+    "olmoe": _EXPERTS,
+    "glm4_moe": _DEEP | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+}
+_SIZES = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "eos_token_id": None}
+#: How a model with a mask token is decoded: LLaDA and SDAR are re-keyed onto these.
+MASKED = {"llada": ("llama", "mdlm"), "sdar": ("qwen3", "bd3")}
+STRATEGIES: dict[str, Strategy] = {"tensor": TensorParallel(), "sharded": ShardedWeights()}
+RULES = ("entropy-bound", "kl-stable", "soft-tokens")
+IDS = torch.tensor([[3, 5, 7, 9, 11, 2, 4], [6, 8, 10, 12, 14, 3, 5]])
+NEW = 6
+
+
+def model_of(family: str) -> Any:
+    """A random model of two layers in float64."""
+    model = causal_model(family, **_SIZES | FAMILIES[family])
+    if getattr(model.config, "_experts_implementation", None) is not None:
+        model.set_experts_implementation("eager")  # others have no float64
+    return model
+
+
+def texts(model: Any, **options: Any) -> list[Any]:
+    """What is decoded greedily and with noise."""
+    return [decode(model, IDS, max_new_tokens=NEW, temperature=t, seed=3, **options).tokens for t in (0.0, 1.0)]
+
+
+@torch.no_grad()
+def compared(family: str, strategy: Strategy, mesh: Mesh) -> dict[str, Any]:
+    """Compares logits and texts, counts bytes, and takes the plan off again."""
+    model = model_of(family)
+    want, alone, weights = model(IDS).logits, texts(model), sum(weight.numel() for weight in model.parameters())
+    with parallelize(model, strategy, mesh=mesh) as plan:
+        for _ in range(2):  # calls in which the ranks compare what they read
+            model(IDS)
+        with Ledger() as ledger:
+            model.base_model(IDS)
+        sent = ledger.summary()["bytes_sent"]
+        compares = 4 * 8 * (mesh.world_size - 1)  # four numbers to every other rank
+        found = {
+            "logits": error(model(IDS).logits, want),
+            "same": texts(model) == alone,
+            "sent": sent - compares,
+            "predicted": plan.bytes_sent(IDS.numel()),
+            "share": sum(weight.numel() for weight in model.parameters()) / weights,
+            "said": plan.explain(),
+        }
+    return found | {"after": error(model(IDS).logits, want)}
+
+
+@torch.no_grad()
+def masked(name: str, mesh: Mesh, rule: str) -> bool:
+    """Whether a masked model decodes the same texts over ranks, by a rule."""
+    family, adapter = MASKED[name]
+    model = model_of(family)
+    model.config.mask_token_id = 60
+    options = {"adapter": adapter, "rule": rule}
+    alone = texts(model, **options)
+    with parallelize(model, TensorParallel(), mesh=mesh):
+        return texts(model, **options) == alone
+
+
+def speculated(mesh: Mesh) -> bool:
+    """Whether ``generate`` with drafts writes the same over ranks."""
+    model, drafted = model_of("llama"), SpeculativeDecoder()
+    alone = model.generate(IDS, max_new_tokens=NEW, custom_generate=drafted, pad_token_id=0).tolist()
+    with parallelize(model, TensorParallel(), mesh=mesh):
+        return model.generate(IDS, max_new_tokens=NEW, custom_generate=drafted, pad_token_id=0).tolist() == alone
+
+
+def refusals(mesh: Mesh) -> dict[str, str]:
+    """What is refused, by what was asked."""
+    wide, narrow = TensorParallel(), causal_model("llama", num_key_value_heads=1)
+    llama = model_of("llama")
+    other = {"wrong ids": IDS + (mesh.rank == 1)}
+
+    def differs() -> None:
+        with parallelize(llama, wide, mesh=mesh):
+            llama(other["wrong ids"])
+
+    from partsong import Ulysses
+
+    return {
+        "one head of keys": refusal(lambda: parallelize(narrow, wide, mesh=mesh)),
+        "no plan": refusal(lambda: parallelize(causal_model("gpt2"), wide, mesh=mesh)),
+        "another strategy": refusal(lambda: parallelize(llama, Ulysses(), mesh=Mesh(ulysses=mesh.world_size))),
+        "other tokens": refusal(differs),
+    }
+
+
+def loaded(folder: str, strategy: Strategy, mesh: Mesh, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Reads a checkpoint whole and in shares, and decodes with both."""
+    whole = load_text_model(folder, dtype=dtype)
+    model = load_text_model(folder, dtype=dtype, strategies=[strategy], mesh=mesh)
+    assert isinstance(whole, StockTextModel) and isinstance(model, StockTextModel) and model.plan is not None
+    options: dict[str, Any] = {"max_new_tokens": NEW, "seed": 3, "temperature": 1.0}
+    same = decode(model, IDS, **options).tokens == decode(whole, IDS, **options).tokens
+    # Views of whole weights would keep their memory.
+    held = sum(weight.untyped_storage().nbytes() for weight in set(map(local, model.module.parameters())))
+    share = held / sum(weight.nbytes for weight in whole.module.parameters())
+    model.plan.undo()
+    if isinstance(strategy, ShardedWeights):
+        return {"same": same, "share": share, "undone": ""}
+    return {"same": same, "share": share, "undone": refusal(lambda: decode(model, IDS, **options))}
+
+
+def local(weight: Any) -> torch.Tensor:
+    """This rank's part of a weight that torch shares out, or the weight."""
+    return weight.to_local() if hasattr(weight, "to_local") else weight
+
+
+def run_loaded(folders: dict[str, str]) -> list[dict[str, Any]]:
+    """Every checkpoint under every strategy on two ranks."""
+    found: dict[str, Any] = {}
+    for name, strategy in STRATEGIES.items():
+        with Mesh(**mesh_for((strategy,), 2)) as mesh:
+            for key, folder in folders.items():
+                found[f"{key}, {name}"] = loaded(folder, strategy, mesh, None if "bfloat16" in key else torch.float64)
+    with Mesh(data=2):
+        return gathered(found)
+
+
+def run(nproc: int, families: list[str], names: list[str]) -> list[dict[str, Any]]:
+    """Every family under every strategy, and what else there is on two ranks."""
+    found: dict[str, Any] = {}
+    for name in names:
+        strategy = STRATEGIES[name]
+        with Mesh(**mesh_for((strategy,), nproc)) as mesh:
+            found |= {f"{family}, {name}": compared(family, strategy, mesh) for family in families}
+    with Mesh(tensor=nproc) as mesh:
+        if nproc == 2:
+            for rule in RULES:
+                found |= {f"{masked_name}, {rule}": masked(masked_name, mesh, rule) for masked_name in MASKED}
+            found["speculated"] = speculated(mesh)
+        found["refused"] = refusals(mesh)
+        return gathered(found)
