@@ -259,6 +259,7 @@ class Replica:
             with self._sending:
                 self._line = None
                 line.close()
+            self._call(self._answer_none, DistributedError(f"the ranks of {self.name} have hung up"))
             self._hung_up.set()
 
     def _greet(self) -> Connection | None:
@@ -314,10 +315,14 @@ class Replica:
     def _down(self, error: PartsongError, failed: int, next_at: float) -> None:
         self._is_up = False
         self.trouble = StartTrouble(failed, error, next_at) if failed >= _STARTS else None
+        self._answer_none(DistributedError(f"the ranks of {self.name} ended: {error}"))
+        self._on_down(self, error)
+
+    def _answer_none(self, error: PartsongError) -> None:
+        """Ends the waiting for answers that do not come any more."""
         for future in self._checks.values():
             if not future.done():
-                future.set_exception(DistributedError(f"the ranks of {self.name} ended: {error}"))
-        self._on_down(self, error)
+                future.set_exception(error)
 
 
 def _cut(line: Connection) -> None:

@@ -58,6 +58,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "short-m": {"num": 12, "shortest": 5},
     "deepconf": {"num": 16, "warmup": 6, "top": 0.5, "group": 4, "width": 4},
     "deepprune": {"num": 5, "prefix_tokens": 6},
+    "parallel-probe": {"num": 5, "interval": 40, "stable": 3},
     "sequential-refinement": {"rounds": 5, "stable": 3},
     "pdr": {"schedule": (5, 3, 1), "distillation": "random-k"},
     "rsa": {"population": 6, "aggregate": 2, "generations": 3},

@@ -33,6 +33,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "short-m": {"num": 3, "shortest": 2},
     "deepconf": {"num": 4, "warmup": 2, "group": 2, "alternatives": 4},
     "deepprune": {"num": 3, "prefix_tokens": 4},
+    "parallel-probe": {"num": 3, "interval": 2, "probe_tokens": 2, "probe": " hence "},
     "sequential-refinement": {"rounds": 2},
     "pdr": {"schedule": (2, 1), "workspace_tokens": 6},
     "rsa": {"population": 3, "aggregate": 2, "generations": 2},
@@ -60,7 +61,7 @@ KNOBS: dict[str, dict[str, Any]] = {
 #: Strategies that read what the model's confidence was.
 CONFIDENT = ("best-of-n", "deepconf")
 #: Strategies that go on with an answer, which this server's chats do not.
-GOING_ON = ("deepprune", "particle-filtering", "particle-gibbs", "beam-search", "dvts", "fork-join")
+GOING_ON = ("deepprune", "parallel-probe", "particle-filtering", "particle-gibbs", "beam-search", "dvts", "fork-join")
 
 
 def names() -> list[str]:

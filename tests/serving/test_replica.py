@@ -14,7 +14,7 @@ import pytest
 
 from partsong.errors import DistributedError, PartsongError
 from partsong.serving import replica as replica_module
-from partsong.serving.messages import Cancel, FilePart, FromRanks, JobFailed, JobFinished, Ready, Stop
+from partsong.serving.messages import Cancel, Check, FilePart, FromRanks, JobFailed, JobFinished, JobWork, Ready, Stop
 from partsong.serving.ranks.settings import ReplicaSettings
 from partsong.serving.replica import Replica
 from partsong.serving.runners import RankRunner
@@ -129,6 +129,34 @@ def test_somebody_without_the_key_keeps_nobody_out(monkeypatch: pytest.MonkeyPat
             assert silent.recv(1000).startswith(b"\x00")  # what it was asked; then it was cut off
         assert replica.is_ready
         await replica.close()
+
+    asyncio.run(follow())
+
+
+def test_ranks_that_hang_up_leave_no_question_open() -> None:
+    """Another replica can be asked before the processes of these have ended."""
+    refused, seen = threading.Event(), []
+
+    def say(line: Connection) -> None:
+        if not seen:
+            seen.append(line.recv())
+            line.close()
+            seen.append(refused.wait(5.0))
+        else:
+            _until_stopped(line)
+
+    async def follow() -> None:
+        heard = Heard()
+        replica = _replica(heard, say, host=None)
+        replica.start()
+        await heard.until(lambda: len(heard.messages) == 1)
+        check = Check(JobWork(id="a", prompt="", arguments={}, out=()))
+        with pytest.raises(DistributedError, match="ranks of m have hung up"):
+            await replica.check(check.work)
+        refused.set()
+        await heard.until(lambda: len(heard.messages) == 2)
+        await replica.close()
+        assert seen == [check, True]
 
     asyncio.run(follow())
 

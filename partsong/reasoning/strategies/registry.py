@@ -22,6 +22,7 @@ from partsong.reasoning.strategies.deepprune import deepprune
 from partsong.reasoning.strategies.dvts import dvts
 from partsong.reasoning.strategies.edit_test_select import edit_test_select
 from partsong.reasoning.strategies.fork_join import fork_join
+from partsong.reasoning.strategies.parallel_probe import parallel_probe
 from partsong.reasoning.strategies.particle_filtering import particle_filtering
 from partsong.reasoning.strategies.particle_gibbs import particle_gibbs
 from partsong.reasoning.strategies.pdr import pdr
@@ -48,6 +49,7 @@ __all__ = [
     "edit_test_select",
     "fork_join",
     "knobs_of",
+    "parallel_probe",
     "parse_thinking",
     "particle_filtering",
     "particle_gibbs",
@@ -85,6 +87,7 @@ STRATEGIES: Mapping[str, ThinkingMethod] = Registry(
         short_m,
         deepconf,
         deepprune,
+        parallel_probe,
         sequential_refinement,
         pdr,
         rsa,
