@@ -35,7 +35,7 @@ __all__ = ["CALLS", "RANKS", "REPEATS", "Arrived", "measured"]
 RANKS = (2, 4, 8)
 #: Flux' heads, on so few tokens that computing takes no time.
 HEADS, TOKENS, WIDTH = 24, 2, 8
-CALLS, REPEATS = 100, 9
+CALLS, REPEATS = 100, 31
 #: Ulysses in one wave, as it is on a GPU where a picture of 1024 x 1024 is made.
 STAGES: dict[str, Callable[[Axis], Stage | None]] = {
     "alone": lambda axis: None,
