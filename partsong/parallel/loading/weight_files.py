@@ -54,22 +54,23 @@ class WeightFiles:
         """
         mapped = self._slice(name)
         shape, dtype = mapped.get_shape(), _DTYPES.get(mapped.get_dtype())
-        rows = _BYTES_UNTIL_CLOSED // max(math.prod(shape[1:]) * (1 if dtype is None else dtype.itemsize), 1)
-        runs = ((0, shape[0]),) if piece is None and shape else piece.runs if piece is not None else ()
-        if dtype is None or not runs or (piece is not None and piece.dim) or sum(each[1] for each in runs) <= rows:
+        runs = ((0, shape[0]),) if piece is None and shape else () if piece is None or piece.dim else piece.runs
+        if dtype is None or not runs:
             tensor = _part(mapped, piece)
             del mapped
             self._note(tensor.nbytes)
             return tensor
-        # What is mapped counts until the file is closed, so a large tensor is read a stretch at a time.
+        # What is mapped counts as memory until the file is closed, so rows are read a stretch at a time.
         del mapped
         tensor, done = torch.empty((sum(count for _, count in runs), *shape[1:]), dtype=dtype), 0
+        row = math.prod(shape[1:]) * dtype.itemsize
+        rows = max(_BYTES_UNTIL_CLOSED // max(row, 1), 1)
         for start, count in runs:
-            for first in range(start, start + count, max(rows, 1)):
-                last = min(first + max(rows, 1), start + count)
-                tensor[done : done + last - first] = self._slice(name)[first:last]
-                done += last - first
-                self._note(_BYTES_UNTIL_CLOSED)
+            for first in range(start, start + count, rows):
+                stretch = min(rows, start + count - first)
+                tensor[done : done + stretch] = self._slice(name)[first : first + stretch]
+                done += stretch
+                self._note(stretch * row)
         return tensor
 
     def _slice(self, name: str) -> Any:
