@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["WeightPiece"]
+from partsong.parallel.ranks.shards import offsets, split_sizes
+
+__all__ = ["WeightPiece", "runs_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +21,22 @@ class WeightPiece:
 
     dim: int
     runs: tuple[tuple[int, int], ...]
+
+
+def runs_of(pieces: Sequence[tuple[int, int]], parts: int, index: int) -> tuple[tuple[int, int], ...]:
+    """Returns start and length of a rank's columns in every piece of a layer, whose units stay whole.
+
+    Args:
+        pieces: numbers of units, and of columns in a unit, one piece after the other.
+        parts: ranks that share the units of each piece.
+        index: which of them.
+
+    >>> runs_of([(3, 8), (3, 2)], 2, 1)
+    ((16, 8), (28, 2))
+    """
+    runs, start = list[tuple[int, int]](), 0
+    for units, size in pieces:
+        shares = split_sizes(units, parts)
+        runs.append((start + offsets(shares)[index] * size, shares[index] * size))
+        start += units * size
+    return tuple(runs)

@@ -19,7 +19,7 @@ from partsong.parallel.adapters.row import IMAGE, JOINT, TEXT
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.protocols import Cut, Shards
 from partsong.parallel.ranks.mesh import Axis
-from partsong.parallel.ranks.pieces import WeightPiece
+from partsong.parallel.ranks.pieces import WeightPiece, runs_of
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.parallel.ranks.sums import sum_over, sum_sends
 from partsong.parallel.tensor_parallel.low_rank import readers_of, writers_of
@@ -110,21 +110,14 @@ class WeightColumns(Shards):
                 local = split_sizes(count.units, self.axis.size)[self.axis.index] * count.each
                 hooks.put(count.module, count.name, local)
 
-    def _runs(self, columns: Columns) -> list[tuple[int, int]]:
-        """Lists start and length of this rank's columns in every piece."""
-        runs, start = [], 0
-        for units, size in columns.pieces:
-            shares = split_sizes(units, self.axis.size)
-            first = offsets(shares)[self.axis.index]
-            runs.append((start + first * size, shares[self.axis.index] * size))
-            start += units * size
-        return runs
+    def _runs(self, columns: Columns) -> tuple[tuple[int, int], ...]:
+        return runs_of(columns.pieces, self.axis.size, self.axis.index)
 
     def _cut(self, part: Part, layer: Any, name: str, columns: Columns, dim: int, hooks: HookSet) -> None:
         """Leaves this rank's part of a weight in its layer."""
         runs = self._runs(columns)
         hooks.put(layer, name, cut_weight(getattr(layer, name), runs, dim, part.name))
-        self._pieces[layer, name] = WeightPiece(dim, tuple(runs))
+        self._pieces[layer, name] = WeightPiece(dim, runs)
 
     def _cut_turns(self, named: dict[str, Any], turns: HeadTurns) -> None:
         """Keeps the positions of this rank's heads."""
