@@ -57,12 +57,20 @@ def test_generate_with_drafts_writes_the_same() -> None:
     assert all(rank["speculated"] for rank in results(2, QUICK))
 
 
+def test_adapters_on_layers_and_encoders_are_shared_out_too() -> None:
+    for rank in results(2, QUICK):
+        assert rank["others"]["lora"] <= 1e-10 and rank["others"]["bert"] <= 1e-10
+
+
 def test_what_cannot_be_shared_out_is_refused_on_all_ranks() -> None:
     for rank in results(2, QUICK):
         said = rank["refused"]
         assert "has 1 heads of keys for 2 ranks; choose a degree of at most 1" in said["one head of keys"]
         assert "transformers has no plan that says how its layers are cut" in said["no plan"]
         assert "Ulysses does not run on a language model" in said["another strategy"]
+        assert "is under another plan already" in said["twice"]
+        assert "called for a gradient of its weights" in said["gradients"]
+        assert "leave it out with a language model" in said["adapter"]
         assert "rank 1 was given another call of the model than rank 0" in said["other tokens"]
 
 
@@ -73,7 +81,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name in ("llama", "qwen3"):
         worker.model_of(name).save_pretrained(there / name)
     worker.model_of("llama").to(torch.bfloat16).save_pretrained(there / "llama in bfloat16")
-    for name in ("llada", "llada2", "sdar"):
+    for name in ("llada", "llada2", "dream", "sdar"):
         config, shapes, _, _ = CHECKPOINTS[name]
         write(there / name, config, random_weights(shapes(config)), shards=3)
     return {folder.name: str(folder) for folder in sorted(there.iterdir())}

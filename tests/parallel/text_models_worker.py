@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from peft import LoraConfig, inject_adapter_in_model
+from transformers import BertConfig, BertForMaskedLM
 
-from partsong import ShardedWeights, TensorParallel
+from partsong import ShardedWeights, TensorParallel, Ulysses
 from partsong.ledger import Ledger
-from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
+from partsong.parallel import Adapter, Mesh, Strategy, mesh_for, parallelize
 from partsong.samplers.text import SpeculativeDecoder, decode, load_text_model
 from partsong.samplers.text.runner import StockTextModel
 from tests.parallel.ranks import error, gathered, refusal
@@ -96,6 +98,27 @@ def speculated(mesh: Mesh) -> bool:
         return model.generate(IDS, max_new_tokens=NEW, custom_generate=drafted, pad_token_id=0).tolist() == alone
 
 
+@torch.no_grad()
+def others(mesh: Mesh) -> dict[str, float]:
+    """Distances of a model with a LoRA under TensorParallel, and of an encoder under ShardedWeights."""
+    lora = LoraConfig(r=4, target_modules=["q_proj", "o_proj", "up_proj", "down_proj"], init_lora_weights=False)
+    torch.manual_seed(1)
+    llama = inject_adapter_in_model(lora, model_of("llama")).double().eval()
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
+    bert = BertForMaskedLM(BertConfig(vocab_size=20, **sizes)).double().eval()
+    found = {}
+    for name, model, strategy in (("lora", llama, TensorParallel()), ("bert", bert, ShardedWeights())):
+        want = model(IDS).logits
+        with Mesh(**mesh_for((strategy,), mesh.world_size)) as own, parallelize(model, strategy, mesh=own):
+            found[name] = error(model(IDS).logits, want)
+    return found
+
+
 def refusals(mesh: Mesh) -> dict[str, str]:
     """What is refused, by what was asked."""
     wide, narrow = TensorParallel(), causal_model("llama", num_key_value_heads=1)
@@ -103,12 +126,21 @@ def refusals(mesh: Mesh) -> dict[str, str]:
     other = {"wrong ids": IDS + (mesh.rank == 1)}
 
     def differs() -> None:
-        with parallelize(llama, wide, mesh=mesh):
+        with parallelize(llama, wide, mesh=mesh), torch.no_grad():
             llama(other["wrong ids"])
 
-    from partsong import Ulysses
+    def twice() -> None:
+        with parallelize(llama, wide, mesh=mesh):
+            parallelize(llama, wide, mesh=mesh)
+
+    def with_gradients() -> None:
+        with parallelize(model_of("llama"), wide, mesh=mesh) as plan, torch.enable_grad():
+            plan.target(IDS)
 
     return {
+        "twice": refusal(twice),
+        "gradients": refusal(with_gradients),
+        "adapter": refusal(lambda: parallelize(llama, wide, mesh=mesh, adapter=Adapter(family="mine", model="Mine"))),
         "one head of keys": refusal(lambda: parallelize(narrow, wide, mesh=mesh)),
         "no plan": refusal(lambda: parallelize(causal_model("gpt2"), wide, mesh=mesh)),
         "another strategy": refusal(lambda: parallelize(llama, Ulysses(), mesh=Mesh(ulysses=mesh.world_size))),
@@ -160,5 +192,6 @@ def run(nproc: int, families: list[str], names: list[str]) -> list[dict[str, Any
             for rule in RULES:
                 found |= {f"{masked_name}, {rule}": masked(masked_name, mesh, rule) for masked_name in MASKED}
             found["speculated"] = speculated(mesh)
+            found["others"] = others(mesh)
         found["refused"] = refusals(mesh)
         return gathered(found)

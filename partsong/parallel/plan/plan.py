@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 import torch.distributed as dist
@@ -16,6 +15,7 @@ from partsong.parallel.adapters import Adapter, adapter_for
 from partsong.parallel.hooks.kept_objects import allow_copies, refuse_copies
 from partsong.parallel.hooks.model_hooks import Hook, HookSet
 from partsong.parallel.hooks.replaced_method import ReplacedMethods
+from partsong.parallel.plan.attached import Attached
 from partsong.parallel.plan.changes import Renewal, watch_changes, without_model_offload
 from partsong.parallel.plan.checks import check_same
 from partsong.parallel.plan.control import ControlNet, cut_controlnets, single_parts
@@ -83,6 +83,8 @@ def parallelize(
     if isinstance(pipe_or_module, nn.Module):
         _refuse_wrapped(pipe_or_module)
     is_text = is_text_model(pipe_or_module)
+    if is_text and adapter is not None:
+        raise ArgumentError("an adapter describes a model of diffusers; leave it out with a language model")
     bare = isinstance(pipe_or_module, nn.Module) and strategies and not any(s.denoises for s in strategies)
     modules = [] if bare or is_text else _denoisers(pipe_or_module, adapter)
     if mesh is None:
@@ -96,7 +98,7 @@ def parallelize(
     return Plan(pipe_or_module, modules, strategies, mesh, owns_mesh=owned, adapter=adapter)
 
 
-class Plan(PlanState):
+class Plan(PlanState, Attached):
     """Holds strategies attached to a pipeline or module, until `undo` takes them off.
 
     Attributes:
@@ -272,17 +274,6 @@ class Plan(PlanState):
             if self._owns_mesh:
                 self.mesh.close()
                 self._owns_mesh = False
-
-    def __enter__(self) -> Plan:
-        self.check_attached()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.abandon()
-        self.undo()
 
     def abandon(self) -> None:
         """Drops pending messages without waiting, after an error; `undo` then expects nothing of other ranks."""

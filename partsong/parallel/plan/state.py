@@ -112,11 +112,6 @@ class PlanState:
             self.seen.decoded.clear()
             self.seen.state_bytes = self.seen.check_bytes = 0
 
-    def check_attached(self) -> None:
-        """Refuses the use of a plan that was undone."""
-        if self.is_undone:
-            raise ArgumentError("this plan was undone, and nothing would be shared out; call parallelize() again")
-
     def check_parts(self) -> None:
         """Refuses a pipeline whose denoiser was replaced; where there is no pipeline, there is nothing to refuse."""
 

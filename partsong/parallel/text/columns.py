@@ -14,9 +14,10 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.protocols import TextShards
 from partsong.parallel.ranks.mesh import Axis
-from partsong.parallel.ranks.pieces import WeightPiece
-from partsong.parallel.ranks.shards import offsets, split_sizes
+from partsong.parallel.ranks.pieces import WeightPiece, runs_of
+from partsong.parallel.ranks.shards import split_sizes
 from partsong.parallel.ranks.sums import sum_over, sum_sends
+from partsong.parallel.tensor_parallel.low_rank import writers_of
 from partsong.parallel.tensor_parallel.quantised_weights import check_layers, cut_weight
 from partsong.parallel.text.parts import TextPart, WeightCut, find_text_parts
 from partsong.parallel.text.vocabulary import cut_vocabulary
@@ -37,7 +38,7 @@ class TextColumns(TextShards):
         axis: the ranks.
 
     Raises:
-        UnsupportedError: no part is known, the widest has fewer units than ranks, or weights cannot be cut.
+        UnsupportedError: no part is known, one has fewer units than ranks, or weights cannot be cut.
     """
 
     def __init__(self, model: Any, axis: Axis) -> None:
@@ -45,7 +46,6 @@ class TextColumns(TextShards):
         self.model, self.axis = model, axis
         self.parts = [*find_text_parts(model)]
         self._pieces: dict[tuple[nn.Module, str], WeightPiece] = {}
-        self._sums = len(self.parts)
         narrow = next((part for part in self.parts if part.units < axis.size), None)
         if narrow is not None:
             what = "heads of keys" if narrow.kind == "attention" else "columns"
@@ -64,14 +64,12 @@ class TextColumns(TextShards):
                 hooks.on_remove(partial(vars(norm).pop, "forward"))
             if part.heads is not None:
                 self._count(part, *part.heads, hooks)
-            bias = getattr(part.summed, "bias", None)
-            if isinstance(bias, Tensor) and self.axis.index > 0:  # the first rank adds it, once
-                hooks.put(part.summed, "bias", nn.Parameter(torch.zeros_like(bias), requires_grad=False))
-                self._pieces[part.summed, "bias"] = WeightPiece(0, ())
+            for layer in writers_of(part.summed) if self.axis.index > 0 else ():  # the first rank adds it, once
+                if isinstance(bias := getattr(layer, "bias", None), Tensor):
+                    hooks.put(layer, "bias", nn.Parameter(torch.zeros_like(bias), requires_grad=False))
+                    self._pieces[layer, "bias"] = WeightPiece(0, ())
             hooks.on_remove(part.summed.register_forward_hook(self._sum).remove)
-        vocabulary = cut_vocabulary(self.model, self.axis, hooks)
-        self._pieces |= vocabulary
-        self._sums += bool(vocabulary)  # of embeddings
+        self._pieces |= cut_vocabulary(self.model, self.axis, hooks)
 
     def piece_of(self, part: nn.Module, name: str) -> WeightPiece | None:
         """Says which columns of a weight this rank holds; None where it holds all."""
@@ -81,7 +79,7 @@ class TextColumns(TextShards):
         """Returns the bytes that this rank sends in a forward of so many tokens, up to their hidden states."""
         width: int = self.model.config.get_text_config().hidden_size
         sends = sum_sends(tokens * width, self.axis.size, self.axis.index) * self.model.dtype.itemsize
-        return self._sums * sends
+        return (len(self.parts) + 1) * sends  # and the embeddings
 
     def describe(self) -> str:
         """Says in words what is shared out."""
@@ -89,15 +87,10 @@ class TextColumns(TextShards):
         return f"the columns of {' and '.join(f'{count} {kind}' for kind, count in counts.items())} layers"
 
     def _cut(self, part: TextPart, cut: WeightCut, hooks: HookSet) -> None:
-        runs, start = [], 0
-        for units, size in cut.pieces:
-            shares = split_sizes(units, self.axis.size)
-            first = offsets(shares)[self.axis.index]
-            runs.append((start + first * size, shares[self.axis.index] * size))
-            start += units * size
+        runs = runs_of(cut.pieces, self.axis.size, self.axis.index)
         layer: Any = cut.layer
         hooks.put(layer, cut.name, cut_weight(getattr(layer, cut.name), runs, cut.dim, part.name))
-        self._pieces[layer, cut.name] = WeightPiece(cut.dim, tuple(runs))
+        self._pieces[layer, cut.name] = WeightPiece(cut.dim, runs)
         if isinstance(layer, nn.Linear) and cut.name == "weight":
             hooks.put(layer, ("out_features", "in_features")[cut.dim], sum(count for _, count in runs))
 

@@ -15,6 +15,8 @@ from typing import Any
 from torch import nn
 
 from partsong.errors import UnsupportedError
+from partsong.parallel.tensor_parallel.low_rank import readers_of, writers_of
+from partsong.parallel.tensor_parallel.quantised_weights import is_linear
 
 __all__ = ["TextPart", "WeightCut", "find_text_parts"]
 
@@ -140,7 +142,7 @@ def _attention(name: str, module: Any, columns: list[str], row: str) -> TextPart
             pieces: tuple[tuple[int, int], ...] = ((heads, 3 * width),)
         else:
             pieces = tuple(sizes[letter] for letter in _SEVERAL.get(column, column[0]))
-        cuts += _outputs(layer, pieces)
+        cuts += _outputs(name, layer, pieces)
     norms = [
         (norm, letter)
         for each, letter in _NORMS.items()
@@ -148,7 +150,7 @@ def _attention(name: str, module: Any, columns: list[str], row: str) -> TextPart
     ]
     norms = [(norm, letter) for norm, letter in norms if _span(norm) != width or heads == 1]
     cuts += [WeightCut(norm, "weight", 0, (sizes[letter],)) for norm, letter in norms]
-    cuts.append(WeightCut(output, "weight", 1, (sizes["q"],)))
+    cuts += _inputs(name, output, (sizes["q"],))
     spans = tuple((norm, sizes[letter][1]) for norm, letter in norms)
     return TextPart(name, "attention", keys, tuple(cuts), output, spans, (module, heads))
 
@@ -159,9 +161,9 @@ def _feed_forward(name: str, module: nn.Module, columns: list[str], row: str) ->
     cuts = [
         cut
         for column in columns
-        for cut in _outputs(getattr(module, column), ((width, 1),) * len(_SEVERAL.get(column, "u")))
+        for cut in _outputs(name, getattr(module, column), ((width, 1),) * len(_SEVERAL.get(column, "u")))
     ]
-    return TextPart(name, "feed-forward", width, (*cuts, WeightCut(output, "weight", 1, ((width, 1),))), output)
+    return TextPart(name, "feed-forward", width, (*cuts, *_inputs(name, output, ((width, 1),))), output)
 
 
 def _experts(name: str, module: nn.Module, columns: list[str], row: str) -> TextPart:
@@ -171,8 +173,28 @@ def _experts(name: str, module: nn.Module, columns: list[str], row: str) -> Text
     return TextPart(name, "experts", width, (*cuts, WeightCut(module, row, 2, ((width, 1),))), module)
 
 
-def _outputs(layer: nn.Module, pieces: tuple[tuple[int, int], ...]) -> list[WeightCut]:
-    return [WeightCut(layer, name, 0, pieces) for name, _ in layer.named_parameters(recurse=False)]
+def _outputs(name: str, layer: nn.Module, pieces: tuple[tuple[int, int], ...]) -> list[WeightCut]:
+    """Cuts the outputs of a layer, and of a LoRA on it."""
+    _check(name, layer)
+    return [
+        WeightCut(writer, each, 0, pieces)
+        for writer in writers_of(layer)
+        for each, _ in writer.named_parameters(recurse=False)
+    ]
+
+
+def _inputs(name: str, layer: nn.Module, pieces: tuple[tuple[int, int], ...]) -> list[WeightCut]:
+    """Cuts the inputs of a layer, and of a LoRA on it."""
+    _check(name, layer)
+    return [WeightCut(reader, "weight", 1, pieces) for reader in readers_of(layer)]
+
+
+def _check(name: str, layer: nn.Module) -> None:
+    if not is_linear(layer):
+        raise UnsupportedError(
+            f"TensorParallel: {name} has a {type(layer).__name__} where a linear layer is known; take off what was put "
+            "around it, or use ShardedWeights"
+        )
 
 
 def _span(norm: nn.Module) -> int:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
 
-from partsong.errors import ArgumentError, UnsupportedError
+from partsong.errors import UnsupportedError
+from partsong.parallel.hooks.gradients import check_gradients
 from partsong.parallel.hooks.model_hooks import HookSet
+from partsong.parallel.plan.attached import Attached
 from partsong.parallel.protocols import TextShards
 from partsong.parallel.ranks.agreement import AGREED_STEPS, Comparison, check_alike
 from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.ranks.pieces import WeightPiece
 from partsong.parallel.strategy import Kind, Strategy, refuse_shares
+from partsong.parallel.text.shard import shard_of
 
 __all__ = ["TextPlan", "is_text_model"]
 
 _KNOWN = "TensorParallel or ShardedWeights"
+#: Models whose encoder and decoder, with weights in common, are called by themselves.
+_IN_PARTS = ("diffusion_gemma",)
+#: What the ranks compare. Masks follow from it, and have a number for each pair of tokens.
+_READ = ("input_ids", "inputs_embeds", "position_ids")
 _ADVICE = "give every rank the same prompts, options and seed"
 
 
@@ -30,7 +36,7 @@ def is_text_model(model: Any) -> bool:
     return head is not None and head() is not None
 
 
-class TextPlan:
+class TextPlan(Attached):
     """Holds strategies attached to a language model, until `undo` takes them off.
 
     Every rank calls the model, or decodes with it, with the same arguments, and every rank gets the same result. The
@@ -61,10 +67,6 @@ class TextPlan:
 
     def __init__(self, model: Any, strategies: Sequence[Strategy], mesh: Mesh, *, owns_mesh: bool) -> None:
         self.target, self.strategies, self.mesh, self._owns_mesh = model, tuple(strategies), mesh, owns_mesh
-        name = type(model).__name__
-        if len(self.strategies) > 1:
-            raise UnsupportedError(f"a language model ({name}) takes one strategy, {_KNOWN}; found {len(strategies)}")
-        refuse_shares(self.strategies, mesh.degrees, mesh.shares)
         self.is_undone, self._hooks, self._has_share_only = False, HookSet(), False
         self.shards: TextShards | None = None
         self._calls, self._axis = 0, mesh.axis(*AXES)
@@ -76,23 +78,34 @@ class TextPlan:
             raise
 
     def _attach(self) -> None:
+        name = type(self.target).__name__
+        if len(self.strategies) > 1:
+            raise UnsupportedError(
+                f"{name}: a language model takes {_KNOWN}, and not {len(self.strategies)} strategies"
+            )
+        refuse_shares(self.strategies, self.mesh.degrees, self.mesh.shares)
         if self._axis.size == 1 or not self.strategies:
             return
         (strategy,) = self.strategies
+        if self.target.config.model_type in _IN_PARTS:
+            raise UnsupportedError(f"{name} is called in parts, which are not shared out so far; run it on one rank")
+        if shard_of(self.target) is not None:
+            raise UnsupportedError(f"this {name} is under another plan already; call undo() on that plan first")
         self.shards = strategy.text_shards(self.target, self.mesh)
         if self.shards is None:
             raise UnsupportedError(
-                f"{type(strategy).__name__} does not run on a language model ({type(self.target).__name__}); these do: "
-                f"{_KNOWN}"
+                f"{type(strategy).__name__} does not run on a language model ({name}); these do: {_KNOWN}"
             )
         self.shards.attach(self._hooks)
         hook = self.target.base_model.register_forward_pre_hook(self._begin, with_kwargs=True)
         self._hooks.on_remove(hook.remove)
 
     def _begin(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._compare(given, named)
-        if self.shards is not None:
-            self.shards.begin_forward()
+        assert self.shards is not None, "it was attached with them"
+        named = {**{f"argument {place}": each for place, each in enumerate(given)}, **named}
+        check_gradients(type(self.target).__name__, [module], named, type(self.strategies[0]).__name__)
+        self._compare([named[key] for key in (*_READ, "argument 0") if isinstance(named.get(key), Tensor)])
+        self.shards.begin_forward()
 
     def piece_of(self, part: nn.Module, name: str) -> WeightPiece | None:
         """Says which part of a weight this rank holds; None where it holds all."""
@@ -103,9 +116,8 @@ class TextPlan:
         self._hooks.refresh()
         self._has_share_only = True
 
-    def _compare(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _compare(self, read: list[Tensor]) -> None:
         """Lets ranks compare what they read: at once in the first calls, and later one call late."""
-        read = [each for each in (*given, *named.values()) if isinstance(each, Tensor)]
         if self._calls < AGREED_STEPS:
             check_alike(self._axis, {"call of the model": read}, advice=_ADVICE)
         else:
@@ -126,11 +138,6 @@ class TextPlan:
             return "one rank, nothing is shared out"
         return f"{type(self.target).__name__} on {self._axis.size} ranks, exact: {self.shards.describe()}"
 
-    def check_attached(self) -> None:
-        """Refuses the use of a plan that was undone."""
-        if self.is_undone:
-            raise ArgumentError("this plan was undone, and nothing would be shared out; call parallelize() again")
-
     def undo(self) -> None:
         """Waits for pending messages and takes every hook off; may be called again."""
         self.is_undone = True
@@ -150,17 +157,6 @@ class TextPlan:
         self._hooks.has_failed = True
         self._tokens.abandon()
         self.mesh.abandon()
-
-    def __enter__(self) -> TextPlan:
-        self.check_attached()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.abandon()
-        self.undo()
 
 
 def _refuse_call(module: nn.Module, given: tuple[Any, ...]) -> None:

@@ -18,9 +18,6 @@ from partsong.parallel.text.shard import SHARD, VocabularyShard
 
 __all__ = ["cut_vocabulary"]
 
-#: Models that multiply with their embeddings elsewhere, too.
-_WHOLE = ("diffusion_gemma",)
-
 
 def cut_vocabulary(model: Any, axis: Axis, hooks: HookSet) -> dict[tuple[nn.Module, str], WeightPiece]:
     """Leaves a run of tokens in a model's embeddings and in its head, which may be one tensor.
@@ -28,10 +25,8 @@ def cut_vocabulary(model: Any, axis: Axis, hooks: HookSet) -> dict[tuple[nn.Modu
     A lookup is summed over the ranks, and the logits of a call of the head are gathered.
 
     Returns:
-        Which rows of a weight this rank holds, by the layer and the name of the weight; nothing where all are whole.
+        Which rows of a weight this rank holds, by the layer and the name of the weight.
     """
-    if model.config.model_type in _WHOLE:
-        return {}
     inputs, output = model.get_input_embeddings(), model.get_output_embeddings()
     shard = VocabularyShard(axis, tuple(split_sizes(len(output.weight), axis.size)))
     is_tied = bool(model.config.get_text_config().tie_word_embeddings)
