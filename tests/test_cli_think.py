@@ -135,7 +135,7 @@ def test_a_journal_goes_on_and_is_replayed(tmp_path: Path) -> None:
         (("think", "q", "--server", "http://127.0.0.1:9/v1"), "--server needs --model"),
         (
             ("think", "q", "--server", "http://127.0.0.1:9/v1", "--model", "m", "--threads", "1"),
-            "--dtype, --device, --threads, --speculate and --weights are for a model in this process",
+            "--weights, --nproc and --share are for a model on this machine; leave them out",
         ),
         (("think", "q", "--endpoint", "completions"), "--endpoint belongs to a --server"),
         (("think", "q", "--model", "no-such-model"), "no-such-model"),

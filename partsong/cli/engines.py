@@ -53,8 +53,9 @@ def make_engine(options: Asking) -> Engine:
     threads = options.threads or (1 if model in zoo.MODELS else None)
     if threads is not None:
         torch.set_num_threads(threads)
-    how: dict[str, Any] = {"speculate": options.speculate, "weights": options.weights}
-    return open_engine(EngineArguments(pretrained=model, dtype=options.dtype, device=options.device, **how))
+    how: dict[str, Any] = {"speculate": options.speculate, "weights": options.weights, "device": options.device}
+    how |= {"nproc": options.nproc or 1, "share": options.share, "threads": options.threads}
+    return open_engine(EngineArguments(pretrained=model, dtype=options.dtype, **how))
 
 
 def verifier_address(options: Think | Serving) -> VerifierAddress | None:
@@ -77,14 +78,17 @@ def verifier_address(options: Think | Serving) -> VerifierAddress | None:
 
 
 def _check(options: Asking) -> None:
+    if options.share is not None and (options.nproc or 1) == 1:
+        raise ArgumentError("--share says how several ranks share the model; give --nproc as well")
     if options.server is None:
         if options.endpoint != "chat":
             raise ArgumentError("--endpoint belongs to a --server; a model in this process follows its chat template")
         return
     if options.model is None:
         raise ArgumentError("--server needs --model: the name under which the server has it")
-    here = (options.dtype, options.device, options.threads, options.speculate or None, options.weights)
-    if any(option is not None for option in here):
+    here = (options.dtype, options.device, options.threads, options.speculate or None, options.weights, options.nproc)
+    if any(option is not None for option in (*here, options.share)):
         raise ArgumentError(
-            "--dtype, --device, --threads, --speculate and --weights are for a model in this process; leave them out"
+            "--dtype, --device, --threads, --speculate, --weights, --nproc and --share are for a model on this machine;"
+            " leave them out"
         )

@@ -47,7 +47,7 @@ def evaluate(options: Reasoning) -> dict[str, Any]:
     return {
         "command": "eval",
         "suite": "reasoning",
-        "nproc": 1,
+        "nproc": options.nproc or 1,
         "seed": options.seed,
         "seconds": time.perf_counter() - start,
         "engine": engine.name,

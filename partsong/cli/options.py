@@ -198,6 +198,10 @@ class Asking(Common):
     """Round the weights of linear layers on a CPU: another model, near the given one, and faster for a few samples."""
     device: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Where to compute, such as cpu or cuda:1; if not given, the first GPU or else the CPU."""
+    nproc: Count = None
+    """Ranks of this machine that share a model in this process; 1 if not given."""
+    share: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """How they share it: tensor-parallel, the default, or sharded-weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,7 +174,11 @@ def _texts(options: Serving, names: list[str]) -> Any:
     from partsong.serving.texts.wire import TextSpec
 
     how: Any = {"dtype": options.dtype, "threads": options.threads}
-    how["verifier"] = verifier_address(options)
+    how |= {"nproc": options.text_nproc or 1, "share": options.share, "verifier": verifier_address(options)}
+    if (options.share or options.text_nproc) and not names:
+        raise ArgumentError("--text-nproc and --share are for language models, and none is served")
+    if options.share is not None and how["nproc"] == 1:
+        raise ArgumentError("--share says how several ranks share a model; give --text-nproc as well")
     return {Path(name).name: LocalText(TextSpec(name=Path(name).name, model=name, **how)) for name in names}
 
 

@@ -39,6 +39,10 @@ class Serving(Common):
     strategy: Annotated[_Repeated, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]", help_behavior_hint="")] = ()
     """How the ranks share the work where a client does not say; repeat it to combine several. If not given, what the
     planner recommends for this machine, or ulysses where `partsong calibrate` has not measured it."""
+    text_nproc: Count = None
+    """Ranks that share each causal language model; 1 if not given."""
+    share: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """How they share it: tensor-parallel, the default, or sharded-weights."""
     upstream: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
     """Also serve the models of a server that speaks the OpenAI API, such as http://127.0.0.1:8080/v1, with every way
     to think. Its key is read from the environment variable OPENAI_API_KEY."""

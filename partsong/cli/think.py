@@ -37,7 +37,7 @@ def think(options: Think) -> dict[str, Any]:
     return {
         "command": "think",
         "strategy": options.strategy,
-        "nproc": 1,
+        "nproc": options.nproc or 1,
         "seed": options.seed,
         "out": options.out,
         "ledger": options.ledger,

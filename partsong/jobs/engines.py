@@ -46,6 +46,9 @@ class EngineArguments:
             variable ``OPENAI_API_KEY``.
         model: the server's name for the model.
         endpoint: which endpoint of the server to ask.
+        nproc: how many ranks share the model (see `RanksEngine`).
+        share: how they share it, as text: "tensor-parallel", which is the default, or "sharded-weights".
+        threads: of each of several ranks; one process takes the threads that torch is set to.
         num_engines: how many `LocalEngine`s to start on a Ray cluster (see `RayEngine`); None is one in this process.
         dtype: name of a torch type; None and "auto" leave the choice to the engine.
         device: None is the GPU if there is one.
@@ -57,6 +60,9 @@ class EngineArguments:
     base_url: str | None = None
     model: str | None = None
     endpoint: Literal["chat", "completions"] = "chat"
+    nproc: Count = 1
+    share: str | None = None
+    threads: Count | None = None
     num_engines: Count | None = None
     dtype: str | None = None
     device: str | None = None
@@ -81,6 +87,10 @@ class EngineArguments:
             raise ArgumentError("num_engines= and dtype= are for pretrained=; leave them out for a server")
         if (self.speculate or self.weights) and (server or self.num_engines is not None):
             raise ArgumentError("speculate= and weights= are for one model in this process; leave them out")
+        if self.nproc > 1 and (server or self.num_engines is not None):
+            raise ArgumentError("nproc= is for one model on this machine; leave it out")
+        if self.share is not None and self.nproc == 1:
+            raise ArgumentError("share= says how several ranks share the model; give nproc= as well")
         if not server and (self.model is not None or self.endpoint != "chat"):
             raise ArgumentError("model= and endpoint= are for a server with base_url=; leave them out for pretrained=")
 
@@ -108,8 +118,15 @@ def _local(arguments: EngineArguments) -> Engine:
     if name is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ArgumentError(f"dtype={name!r}; use a floating type of torch such as 'bfloat16'")
     model: Any = arguments.pretrained
-    how: dict[str, Any] = {"speculate": arguments.speculate, "weights": arguments.weights}
-    return LocalEngine(model, dtype=dtype, device=arguments.device, **how)
+    how: dict[str, Any] = {"speculate": arguments.speculate, "weights": arguments.weights, "device": arguments.device}
+    if arguments.nproc > 1:
+        from partsong.reasoning.hosted import RanksEngine
+        from partsong.samplers.registry import parse_strategy
+
+        strategies = tuple(map(parse_strategy, filter(None, [arguments.share])))
+        how |= {"nproc": arguments.nproc, "strategies": strategies, "threads": arguments.threads}
+        return RanksEngine(model, dtype=dtype, **how)
+    return LocalEngine(model, dtype=dtype, **how)
 
 
 def _cluster(arguments: EngineArguments, num_engines: int) -> Engine:

@@ -267,6 +267,10 @@ class TextShards(Protocol):
         """
         return None
 
+    def heads_here(self, heads: int) -> int:
+        """Returns how many of a model's heads of keys this rank computes."""
+        return heads
+
     def describe(self) -> str:
         """Says in words what is shared out."""
         ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,7 +39,6 @@ def requests() -> list[Request]:
 
 
 def ticket_of(asked: Request) -> Ticket:
-    loop = asyncio.new_event_loop()
     return Ticket(
         prompt=prompt_of(tokenizer(), asked.messages),
         parameters=asked.parameters,
@@ -48,9 +46,6 @@ def ticket_of(asked: Request) -> Ticket:
         max_tokens=asked.parameters.max_tokens,
         ends=frozenset({EOS}),
         text=AnswerText(tokenizer()),
-        loop=loop,
-        future=loop.create_future(),
-        left=asyncio.Event(),
     )
 
 

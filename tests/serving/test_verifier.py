@@ -164,3 +164,18 @@ def test_a_key_is_not_sent_in_the_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARTSONG_SCORER_KEY", "k" * 20)
     with pytest.raises(ArgumentError, match="https"):
         VerifierAddress(base_url="http://judge.example/v1", model="m").open()
+
+
+async def refuse() -> JSONResponse:
+    return JSONResponse({"error": {"message": "wrong key"}}, status_code=401)
+
+
+def test_a_refused_key_is_named_by_its_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARTSONG_SCORER_KEY", "scorer-key")
+    router, far = APIRouter(), LoopThread()
+    router.add_api_route("/v1/chat/completions", refuse, methods=["POST"])
+    with listening(app_of(router), far) as behind:
+        verifier = VerifierAddress(base_url=behind, model="verifier").open()
+        with pytest.raises(EngineError, match="wrong key.*; set the environment's PARTSONG_SCORER_KEY$"):
+            asyncio.run(verifier.score("2+3?", "5"))
+    far.close()

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +32,7 @@ from partsong.evals.harness.texts import check_options, cut, room_of, stops_of
 from partsong.knobs import Count, Whole, check_value, format_knobs
 from partsong.progress import progress
 from partsong.reasoning.local.chat_tokens import quoting_ids
+from partsong.samplers.registry import parse_strategy
 from partsong.samplers.text import CACHES, RULES, Decoded, Tally, decode, load_text_model
 from partsong.samplers.text.request import check_request
 
@@ -76,6 +79,7 @@ class PartsongLM(_Harness):
         max_batch_size: must be None, because batch sizes are not searched.
         device: of a model that is loaded.
         dtype: of a model that is loaded, such as "bfloat16".
+        share: how ranks that torchrun has started share the model: "tensor-parallel" or "sharded-weights".
 
     Raises:
         ArgumentError: `load_text_model`, `decode` or `log_likelihood` refuses an argument; raised before any request.
@@ -102,11 +106,12 @@ class PartsongLM(_Harness):
         max_batch_size: int | None = None,
         device: str | None = None,
         dtype: str | None = None,
+        share: str | None = None,
     ) -> None:
         super().__init__()
         check_value("max_new_tokens", max_new_tokens, Count)
         self.batch_size = _batch_size(batch_size, max_batch_size)
-        self.model, source = _model(pretrained, adapter, device, dtype)
+        self.model, source = _model(pretrained, adapter, device, dtype, share)
         self.tokenizer = _tokenizer(source if tokenizer is None else tokenizer)
         self.options = {"rule": _with_commas(rule), "cache": _with_commas(cache)}
         self.options |= {"block_size": block_size, "open_blocks": open_blocks, "verify": verify}
@@ -293,15 +298,21 @@ _registry.register_model("partsong")(PartsongLM)
 
 
 def main() -> None:
-    """Runs the harness's own command line, with the model registered."""
+    """Runs the harness's own command line, with the model registered.
+
+    Where torchrun has started ranks that share a model, all of them run it, and the first one prints and writes.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        sys.argv = _without_files(sys.argv)
     importlib.import_module("lm_eval.__main__").cli_evaluate()
 
 
-def _model(pretrained: Any, adapter: Any, device: str | None, dtype: str | None) -> tuple[Any, Any]:
+def _model(pretrained: Any, adapter: Any, device: str | None, dtype: str | None, share: str | None) -> tuple[Any, Any]:
     """Loads the model, and returns it with the place of its tokenizer."""
     if hasattr(pretrained, "key_store"):
-        if (adapter, device, dtype) != (None, None, None):
-            raise ArgumentError("leave out adapter, device and dtype; this model is loaded and ready to decode")
+        if (adapter, device, dtype, share) != (None, None, None, None):
+            raise ArgumentError("leave out adapter, device, dtype and share; this model is loaded and ready to decode")
         return pretrained, None
     if isinstance(pretrained, str) and pretrained in zoo.MODELS and zoo.MODELS[pretrained].kind == "text":
         pretrained = zoo.MODELS[pretrained].folder
@@ -313,7 +324,24 @@ def _model(pretrained: Any, adapter: Any, device: str | None, dtype: str | None)
         _LOG.warning("partsong: this machine has no %s, so the model is loaded to the CPU", device)
         device = None
     source = pretrained if isinstance(pretrained, str | Path) else getattr(pretrained, "name_or_path", None)
-    return load_text_model(pretrained, adapter=adapter, dtype=kind, device=device), source
+    strategies = tuple(map(parse_strategy, filter(None, [share])))
+    if strategies and device is not None:
+        device = device.partition(":")[0] + (f":{os.environ.get('LOCAL_RANK', 0)}" if device[:4] == "cuda" else "")
+    return load_text_model(pretrained, adapter=adapter, dtype=kind, device=device, strategies=strategies), source
+
+
+def _without_files(arguments: list[str]) -> list[str]:
+    """Takes out of a command line of the harness what makes it write files.
+
+    >>> _without_files(["run", "--output_path", "out", "--log_samples", "--tasks=gsm8k"])
+    ['run', '--tasks=gsm8k']
+    """
+    kept = list[str]()
+    for before, each in zip(["", *arguments], arguments, strict=False):
+        is_file = each.startswith(("--output_path", "-o")) or before in ("--output_path", "-o")
+        if not is_file and each not in ("--log_samples", "-s"):
+            kept.append(each)
+    return kept
 
 
 def _with_commas(knobs: Any) -> Any:

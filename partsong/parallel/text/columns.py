@@ -75,6 +75,10 @@ class TextColumns(TextShards):
         """Says which columns of a weight this rank holds; None where it holds all."""
         return self._pieces.get((part, name))
 
+    def heads_here(self, heads: int) -> int:
+        """Returns how many of a model's heads of keys this rank computes."""
+        return split_sizes(heads, self.axis.size)[self.axis.index]
+
     def bytes_sent(self, tokens: int) -> int:
         """Returns the bytes that this rank sends in a forward of so many tokens, up to their hidden states."""
         width: int = self.model.config.get_text_config().hidden_size

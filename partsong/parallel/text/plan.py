@@ -111,6 +111,10 @@ class TextPlan(Attached):
         """Says which part of a weight this rank holds; None where it holds all."""
         return None if self.shards is None else self.shards.piece_of(part, name)
 
+    def heads_here(self, heads: int) -> int:
+        """Returns how many of a model's heads of keys this rank computes."""
+        return heads if self.shards is None else self.shards.heads_here(heads)
+
     def note_read(self) -> None:
         """Notes that the weights of this rank's share were read after they were cut, so the others are nowhere here."""
         self._hooks.refresh()

@@ -17,10 +17,11 @@ from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.knobs import Count, Number, Whole, check_knobs, type_hints
 from partsong.reasoning.calls.call import Completion, Request
 from partsong.reasoning.calls.engine import Engine, EngineError, Progress
-from partsong.reasoning.cluster.host import Host, make_local
 from partsong.reasoning.cluster.joining import import_ray, join_cluster
-from partsong.reasoning.cluster.place import Cluster, EnginePlace, LostError, PlacedCall, in_loop, last_line
+from partsong.reasoning.cluster.place import Cluster, EnginePlace, last_line
 from partsong.reasoning.cluster.placement import Placement, gpu_share
+from partsong.reasoning.hosted.host import Host, make_local
+from partsong.reasoning.hosted.placed_call import LostError, PlacedCall, in_loop
 
 __all__ = ["RayEngine"]
 

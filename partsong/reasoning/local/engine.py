@@ -5,25 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import itertools
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from partsong.errors import ArgumentError
+from partsong.errors import ArgumentError, UnsupportedError
 from partsong.kernels.speculation.costs import costs_by_tokens, usual_costs
 from partsong.kernels.speculation.drafter import DrafterKnobs
-from partsong.kernels.speculation.registry import drafters_of
+from partsong.kernels.speculation.registry import MODEL_FREE, drafters_of
 from partsong.kernels.speculation.speculator import Speculator
 from partsong.knobs import Count, Number, Whole, check_knobs, type_hints
+from partsong.parallel import Mesh, Strategy
+from partsong.parallel.loading.text_share import TextShare
 from partsong.reasoning.calls.call import Completion, Parameters, Request
-from partsong.reasoning.calls.engine import Progress
+from partsong.reasoning.calls.engine import EngineError, Progress
 from partsong.reasoning.calls.thoughts import THINK_TAGS, are_open
-from partsong.reasoning.local.loading import load
+from partsong.reasoning.local.loading import LoadedModel, load
+from partsong.reasoning.local.lockstep import Lockstep, OpenCall
 from partsong.reasoning.local.model import LocalModel
 from partsong.reasoning.local.prompt import Prompt, prompt_of
 from partsong.reasoning.local.quantized_linear import Weights
@@ -31,8 +35,8 @@ from partsong.reasoning.local.scheduler import Scheduler
 from partsong.reasoning.local.speculation.registry import DRAFTERS
 from partsong.reasoning.local.stops import AnswerText
 from partsong.reasoning.local.thoughts import ThoughtEmbeddings
-from partsong.reasoning.local.ticket import Ticket
-from partsong.reasoning.local.worker import Worker
+from partsong.reasoning.local.ticket import Ticket, WaitingCaller
+from partsong.reasoning.local.worker import Worker, follow
 from partsong.reasoning.threads.layout import TokenRun
 from partsong.seeds import check_seed
 
@@ -74,11 +78,14 @@ class LocalEngine:
         step_costs: number of tokens in a step -> its time relative to a step over one token. As many guesses are
             verified as pay off at these costs. Default: measured ones, for large and small models on CPUs and for GPUs.
         name: what journals call the engine. Default: made from the model and the dtype.
+        strategies: `TensorParallel` or `ShardedWeights`, which share the model out over ranks. Every rank makes the
+            engine; the first one answers, and the others `follow`. `RanksEngine` starts the ranks itself.
+        mesh: the ranks. Default: all that were started, in a mesh of the engine's own.
 
     Raises:
         ArgumentError: no such model, or a size or dtype that it cannot have.
         ArgumentTypeError: an argument of the wrong type.
-        UnsupportedError: a model whose results would be wrong, or packages that are missing.
+        UnsupportedError: a model whose results would be wrong or that cannot be shared out, or missing packages.
 
     >>> from partsong.reasoning import Message, Parameters
     >>> async def ask():
@@ -108,32 +115,58 @@ class LocalEngine:
         speculate: DrafterKnobs | str | Sequence[DrafterKnobs | str] | None = None,
         step_costs: Mapping[int, float] | None = None,
         name: str | None = None,
+        strategies: Sequence[Strategy] = (),
+        mesh: Mesh | None = None,
     ) -> None:
         sizes = {"max_rows": max_rows, "prefill_chunk": prefill_chunk, "cache_mb": cache_mb, "weights": weights}
         check_knobs(type_hints(LocalEngine.__init__), sizes)
         drafters = drafters_of(speculate, DRAFTERS)
         costs = None if step_costs is None else costs_by_tokens(step_costs)
-        loaded = load(model, tokenizer, dtype, device)
-        self.tokenizer = loaded.tokenizer
-        # Two threads may not use a tokenizer at once: this one belongs to the worker.
-        self._decoder = copy.deepcopy(loaded.tokenizer)
-        known = _end_tokens(loaded.module, loaded.tokenizer)
-        self._ends = known if end_tokens is None else frozenset(end_tokens)
-        self.model = LocalModel(loaded.module, pack=pack, owned=loaded.owned, thoughts=thoughts, weights=weights)
+        _check_ranks(drafters, thoughts, strategies, mesh)
+        share = TextShare(strategies, mesh) if strategies else None
+        loaded = load(model, tokenizer, dtype, device, share)
+        self._read(loaded, end_tokens)
+        how: dict[str, Any] = {"thoughts": thoughts, "weights": weights, "share": share}
+        self.model = LocalModel(loaded.module, pack=pack, owned=loaded.owned, **how)
         kind = "-".join(filter(None, (str(self.model.dtype).removeprefix("torch."), weights)))
         self.name = name or f"local/{loaded.name}/{kind}"
-        scheduler = Scheduler(
+        self._lockstep = _lockstep(self.model)
+        self._scheduler = Scheduler(
             self.model,
             max_rows=max_rows,
             prefill_chunk=prefill_chunk,
             kept_tokens=int(cache_mb * 1e6 / self.model.bytes_per_token),
             speculator=_speculator(self.model, self.tokenizer, drafters, costs, self._ends),
         )
-        self._worker = Worker(scheduler, self.name)
-        self._end = weakref.finalize(self, _end, self._worker, self.model)
+        self._start()
 
-    async def generate(self, request: Request, progress: Progress | None = None) -> Completion:
-        """Answers one request; see `Engine`.
+    def _read(self, loaded: LoadedModel, end_tokens: Collection[int] | None) -> None:
+        """Keeps the tokenizer in the forms that are needed, and the tokens that end an answer."""
+        self.tokenizer, self._plain_tokenizer = loaded.tokenizer, copy.deepcopy(loaded.tokenizer)
+        self._plain_tokenizer.chat_template = None
+        # Two threads may not use a tokenizer at once: this one belongs to the worker.
+        self._decoder = copy.deepcopy(loaded.tokenizer)
+        known = _end_tokens(loaded.module, loaded.tokenizer)
+        self._ends = known if end_tokens is None else frozenset(end_tokens)
+
+    def _start(self) -> None:
+        is_first = self.model.plan is None or self.model.plan.mesh.is_main
+        self._worker = Worker(self._scheduler, self.name, self._lockstep) if is_first else None
+        self._end = weakref.finalize(self, _end, self._worker, self.model)
+        self._numbers = itertools.count()
+
+    @property
+    def context(self) -> int:
+        """Returns how many tokens a prompt and its answer may have."""
+        return self.model.context
+
+    @property
+    def vocab_size(self) -> int:
+        """Returns how many tokens the model knows."""
+        return self.model.vocab_size
+
+    async def generate(self, request: Request, progress: Progress | None = None, *, plain: bool = False) -> Completion:
+        """Answers one request; see `Engine`. A plain one is read as its text stands, without the chat template.
 
         `Usage.completion` counts every drawn token, including the one that ends the answer. `Usage.cached` counts the
         tokens of the prompt that this call did not have to compute. Log-probabilities are the model's own, before
@@ -143,17 +176,59 @@ class LocalEngine:
             ArgumentError: parameters out of bounds, or a prompt that fills the model's context; before any work.
             EngineError: the engine is closed or was closed meanwhile, or the model failed.
         """
+        if self._worker is None:
+            raise EngineError("this rank follows the first one, which answers: call follow() here")
+        ticket, loop = self._ticket(request, plain), asyncio.get_running_loop()
+        call = OpenCall(next(self._numbers), request, plain)
+        caller = ticket.caller = WaitingCaller(call, loop, loop.create_future(), asyncio.Event(), progress)
+        self._worker.submit(ticket)
+        try:
+            return await caller.future
+        except asyncio.CancelledError:
+            self._worker.cancel(ticket)
+            # The row leaves before the next step; a second cancellation does not wait for that.
+            with contextlib.suppress(asyncio.CancelledError):
+                await caller.left.wait()
+            raise
+
+    def follow(self) -> None:
+        """Computes this rank's share of the first rank's answers, until the engine there is closed.
+
+        Raises:
+            EngineError: this is the first rank.
+            DistributedError: a rank is gone, or the ranks no longer agree.
+        """
+        if self._worker is not None or self._lockstep is None:
+            raise EngineError("only the other ranks of a shared model follow, and this one answers: call generate()")
+        try:
+            follow(self._scheduler, self._lockstep, self._ticket)
+        finally:
+            self._end()
+
+    def join(self) -> None:
+        """Waits until the engine has ended.
+
+        Raises:
+            DistributedError: that was since a rank is gone, or the ranks no longer agreed.
+        """
+        if self._worker is not None:
+            self._worker.join()
+            if self._worker.failure is not None:
+                raise self._worker.failure
+
+    def _ticket(self, request: Request, plain: bool) -> Ticket:
+        """Checks a request and lays it out."""
+        tokenizer = self._plain_tokenizer if plain else self.tokenizer
         check_parameters(request.parameters, self.model.vocab_size)
         seed = check_seed(request.seed)
-        prompt = prompt_of(self.tokenizer, request.messages)
+        prompt = prompt_of(tokenizer, request.messages)
         room = self.model.context - prompt.end
         if room < 1:
             raise ArgumentError(
                 f"the prompt has {prompt.end} tokens and the model's context {self.model.context}, which leaves no "
                 f"room for an answer: shorten the prompt"
             )
-        loop = asyncio.get_running_loop()
-        ticket = Ticket(
+        return Ticket(
             prompt=prompt,
             parameters=request.parameters,
             seed=seed,
@@ -162,29 +237,50 @@ class LocalEngine:
             text=AnswerText(
                 self._decoder,
                 request.parameters.stop,
-                opened=_begins_in_thoughts(self.tokenizer, request, prompt),
+                opened=_begins_in_thoughts(tokenizer, request, prompt),
                 in_thoughts=request.parameters.stop_in_thoughts,
             ),
-            loop=loop,
-            future=loop.create_future(),
-            left=asyncio.Event(),
-            progress=progress,
         )
-        self._worker.submit(ticket)
-        try:
-            return await ticket.future
-        except asyncio.CancelledError:
-            self._worker.cancel(ticket)
-            # The row leaves before the next step; a second cancellation does not wait for that.
-            with contextlib.suppress(asyncio.CancelledError):
-                await ticket.left.wait()
-            raise
 
     async def close(self) -> None:
-        """Ends the thread; running calls get an `EngineError`. Closing twice does nothing."""
-        self._worker.close()
-        await asyncio.to_thread(self._worker.join)
+        """Ends the thread, and the ranks that follow; running calls get an `EngineError`. Twice does nothing."""
+        if self._worker is not None:
+            self._worker.close()
+            await asyncio.to_thread(self._worker.join)
         self._end()
+
+
+def _check_ranks(
+    drafters: Sequence[DrafterKnobs],
+    thoughts: ThoughtEmbeddings | None,
+    strategies: Sequence[Strategy],
+    mesh: Mesh | None,
+) -> None:
+    """Refuses what ranks that share a model cannot do, before anything is loaded."""
+    if not strategies:
+        if mesh is not None and mesh.world_size > 1:
+            raise ArgumentError(
+                f"mesh= has {mesh.world_size} ranks, and nothing says how they share the model; give strategies="
+            )
+        return
+    if thoughts is not None:
+        raise UnsupportedError("thoughts= belong to all heads of a layer, and a rank has some; use one rank")
+    others = [each for each in drafters if not isinstance(each, tuple(MODEL_FREE.values()))]
+    if others:
+        raise UnsupportedError(
+            f"{type(others[0]).__name__} reads states of the model, which ranks share; with strategies= speculate with "
+            f"{', '.join(MODEL_FREE)}"
+        )
+
+
+def _lockstep(model: LocalModel) -> Lockstep | None:
+    """Returns what keeps the ranks of a shared model alike; None where one rank has all of it."""
+    if model.plan is None or model.plan.mesh.world_size == 1:
+        return None
+    lockstep = Lockstep(model.plan.mesh)
+    # Ranks with more heads or weights than others still keep as many tokens, and guess as many.
+    model.num_weights, model.bytes_per_token = map(lockstep.largest, (model.num_weights, model.bytes_per_token))
+    return lockstep
 
 
 def _begins_in_thoughts(tokenizer: PreTrainedTokenizerBase, request: Request, prompt: Prompt) -> bool:
@@ -196,10 +292,13 @@ def _begins_in_thoughts(tokenizer: PreTrainedTokenizerBase, request: Request, pr
     return isinstance(end, TokenRun) and str(tokenizer.decode(list(end.tokens[-16:]))).rstrip().endswith(THINK_TAGS[0])
 
 
-def _end(worker: Worker, model: LocalModel) -> None:
-    worker.close()
-    # A thread that is inside torch while the interpreter shuts down would crash the process.
-    worker.join()
+def _end(worker: Worker | None, model: LocalModel) -> None:
+    if worker is not None:
+        worker.close()
+        # A thread that is inside torch while the interpreter shuts down would crash the process.
+        worker.join()
+        if worker.failure is not None and model.plan is not None:
+            model.plan.abandon()
     model.close()
 
 

@@ -9,11 +9,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from partsong.accelerator import accelerator
-from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.errors import ArgumentError, ArgumentTypeError, PartsongError
 from partsong.model_folders import model_folder
+from partsong.parallel.loading.text_share import TextShare, read_share
 from partsong.reasoning.local import smollm2
 
-__all__ = ["LoadedModel", "load"]
+__all__ = ["LoadedModel", "load", "load_tokenizer"]
 
 
 class LoadedModel(NamedTuple):
@@ -37,6 +38,7 @@ def load(
     tokenizer: PreTrainedTokenizerBase | None,
     dtype: torch.dtype | None,
     device: str | torch.device | None,
+    share: TextShare | None = None,
 ) -> LoadedModel:
     """Loads a model by its name, or takes one that is loaded already.
 
@@ -45,6 +47,7 @@ def load(
         tokenizer: needed with a module. Default: the folder's own.
         dtype: the type of the weights. Default: float32 on a CPU, the checkpoint's own on a GPU.
         device: where the model goes. Default: the GPU if there is one.
+        share: says which part of the weights this rank needs; the others are not read where that can be avoided.
 
     Raises:
         ArgumentError: there is no such model, or the module has another dtype or device.
@@ -62,15 +65,42 @@ def load(
     weights_dtype: Any = dtype if dtype is not None else "auto" if where.type != "cpu" else torch.float32
     options: dict[str, Any] = {"trust_remote_code": False}
     try:
-        module = AutoModelForCausalLM.from_pretrained(source, dtype=weights_dtype, use_safetensors=True, **options)
         own = AutoTokenizer.from_pretrained(source, **options) if tokenizer is None else tokenizer
+        module = None
+        if share is not None and share.reads_shares:
+            stated = None if weights_dtype == "auto" else weights_dtype
+            module = read_share(Path(source), share, dtype=stated, device=where)
+        if module is None:
+            module = AutoModelForCausalLM.from_pretrained(source, dtype=weights_dtype, use_safetensors=True, **options)
+    except PartsongError:  # it cannot be shared out
+        raise
     except (OSError, ValueError, KeyError) as error:
-        raise ArgumentError(
-            f"model={str(model)!r} cannot be loaded: {error}. Give a transformers folder with safetensors weights and "
-            f"a tokenizer, a zoo name, {smollm2.NAME!r}, or a hub id"
-        ) from error
+        raise _unreadable(model, error) from error
     ready: Any = module.eval()
     return LoadedModel(str(model), ready.to(where), own, owned=True)
+
+
+def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer of a model by the model's name.
+
+    Raises:
+        ArgumentError: there is no such model, or it has no tokenizer.
+        UnsupportedError: SmolLM2's package is not installed.
+    """
+    try:
+        source = model_folder(model, others={smollm2.NAME: smollm2.folder})
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except PartsongError:
+        raise
+    except (OSError, ValueError, KeyError) as error:
+        raise _unreadable(model, error) from error
+
+
+def _unreadable(model: str | Path, error: Exception) -> ArgumentError:
+    return ArgumentError(
+        f"model={str(model)!r} cannot be loaded: {error}. Give a transformers folder with safetensors weights and a "
+        f"tokenizer, a zoo name, {smollm2.NAME!r}, or a hub id"
+    )
 
 
 def _take(

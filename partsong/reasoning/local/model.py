@@ -17,6 +17,8 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.kernels.key_reuse import why_keys_cannot_be_kept
+from partsong.parallel.loading.text_share import TextShare
+from partsong.parallel.text.shard import shard_of
 from partsong.reasoning.local.gated_lora import GatedLora
 from partsong.reasoning.local.packed_linear import can_pack, least_rows, pack_linears
 from partsong.reasoning.local.quantized_linear import Weights, quantize_linears
@@ -48,6 +50,10 @@ class LocalModel:
         owned: whether the module is not shared, so that weights can be dropped once they are packed.
         thoughts: embeddings of marks; None ignores marks, as embeddings of zero would.
         weights: rounds the weights of linear layers to "int8" or "int4", which changes the model.
+        share: which part of the model this rank computes; None for all of it.
+
+    Attributes:
+        plan: what shares the model out over ranks; None where one rank has all of it.
 
     Raises:
         UnsupportedError: the model's results would be wrong, or the processor has no products with such weights.
@@ -63,19 +69,15 @@ class LocalModel:
         owned: bool = False,
         thoughts: ThoughtEmbeddings | None = None,
         weights: Weights | None = None,
+        share: TextShare | None = None,
     ) -> None:
-        _check(module)
-        self._read_sizes(module.config)
-        weight, head = (
-            getattr(x, "weight", None) for x in (module.get_input_embeddings(), module.get_output_embeddings())
-        )
-        assert isinstance(weight, Tensor) and isinstance(head, Tensor)
-        self.dtype, self.device, self.vocab_size = weight.dtype, weight.device, len(head)
-        self.hidden_size: int = weight.shape[1]
-        self.num_weights = sum(each.numel() for each in module.parameters())
+        _check(module, share, weights)
         # Weights are memoised as themselves, so only modules and the configuration are copied.
         shared = {id(x): x for x in (*module.parameters(), *module.buffers())}
         self._module: Any = module if owned else copy.deepcopy(module, shared)
+        self.plan = None if share is None else share.finished(self._module)
+        self._read_sizes(module.config)
+        self._read_weights()
         # One forward at a time: an engine and workers that share its model compute in threads of their own.
         self._turn = threading.Lock()
         self._step: AttentionStep | None = None
@@ -87,9 +89,9 @@ class LocalModel:
         self._watched, self._layers = False, tuple[int, ...]()
         self._states: Tensor | None = None
         self.quantized = 0 if weights is None else quantize_linears(self._module, weights)
-        self.packed = self._pack(weight, pack)
+        self.packed = self._pack(pack, share)
         self._least_rows = least_rows() if self.packed else 1
-        self._embedding, self._head = weight.detach(), self._module.get_output_embeddings()
+        self._head = self._module.get_output_embeddings()
         self._thoughts = thoughts
         if thoughts is not None:
             thoughts.attach(self._module)
@@ -97,12 +99,27 @@ class LocalModel:
 
     def _read_sizes(self, config: Any) -> None:
         self.layers: int = config.num_hidden_layers
-        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.kv_heads = heads if self.plan is None else self.plan.heads_here(heads)
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.context: int = config.max_position_embeddings
         #: Where the model was loaded from: a folder or a name on the hub; empty if it was not.
         self.source: str = config.name_or_path or ""
         self._scale: float = getattr(config, "logits_scaling", 1.0)
+
+    def _read_weights(self) -> None:
+        inputs, outputs = (
+            getattr(each, "weight", None)
+            for each in (self._module.get_input_embeddings(), self._module.get_output_embeddings())
+        )
+        assert isinstance(inputs, Tensor) and isinstance(outputs, Tensor)
+        shard = shard_of(self._module)
+        self.vocab_size = len(outputs) if shard is None else shard.total
+        self._embedding = inputs.detach()
+        self.dtype, self.device, self.hidden_size = inputs.dtype, inputs.device, inputs.shape[1]
+        self.num_weights = sum(each.numel() for each in self._module.parameters())
+        #: Bytes of a token's keys and values.
+        self.bytes_per_token = 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def _attend_here(self) -> None:
         """Makes the layers hand their attention to `attend`."""
@@ -115,21 +132,19 @@ class LocalModel:
         self._leave = weakref.finalize(self, _unregister)
         self._leave.atexit = False
 
-    def _pack(self, weight: Tensor, pack: bool | None) -> int:
-        able, why = can_pack(weight)
+    def _pack(self, pack: bool | None, share: TextShare | None) -> int:
+        able, why = can_pack(self._embedding)
+        if share is not None and share.reads_shares and not share.cuts_columns:
+            able, why = False, "the weights of a block come and go with ShardedWeights"
         if pack and not able:
             raise ArgumentError(f"pack=True, but {why}; use pack=False or None")
-        return pack_linears(self._module) if able and pack is not False else 0
+        # A plan's hooks add up outputs, and read no weights.
+        return pack_linears(self._module, hooked=share is not None) if able and pack is not False else 0
 
     @property
     def module(self) -> PreTrainedModel:
         """Returns the modules that compute, which are the engine's own."""
         return self._module
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Counts the bytes of a token's keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def room_for(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Allocates memory for keys and values, each `[layers, kv_heads, tokens, head_dim]`."""
@@ -266,6 +281,8 @@ class LocalModel:
     def close(self) -> None:
         """Takes the attention function out of transformers' registry if this is the last model. Twice does nothing."""
         self._leave()
+        if self.plan is not None and not self.plan.is_undone:
+            self.plan.undo()
 
 
 def _attention(
@@ -300,7 +317,7 @@ def _unregister() -> None:
             getattr(AttentionInterface, "_global_mapping").pop(_NAME, None)  # noqa: B009
 
 
-def _check(module: object) -> None:
+def _check(module: object, share: TextShare | None, weights: Weights | None) -> None:
     if not isinstance(module, PreTrainedModel):
         raise ArgumentTypeError(f"a local model is a transformers model, found {type(module).__name__}")
     config: Any = module.config
@@ -317,3 +334,10 @@ def _check(module: object) -> None:
         raise ArgumentError(f"{type(module).__name__} is in training mode, where dropout is active: call .eval()")
     if (why := why_keys_cannot_be_kept(config)) is not None:
         raise UnsupportedError(why)
+    if share is None and shard_of(module) is not None:
+        raise UnsupportedError("this model is under a plan: undo it, and give LocalEngine the strategies and the mesh")
+    if share is not None and share.reads_shares and weights is not None:
+        raise UnsupportedError(
+            f"weights={weights!r} rounds whole rows of a weight, and a rank has a part of them; leave weights out, or "
+            f"run the model on one rank"
+        )

@@ -22,6 +22,8 @@ __all__ = ["PackedLinear", "can_pack", "least_rows", "pack_linears"]
 #: Rows the packing is made for; it serves any number.
 _ROWS = 8
 _DTYPES = (torch.float32, torch.bfloat16)
+#: Where torch keeps the hooks of a module's forward.
+_HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
 
 def _operators() -> tuple[Callable[..., Tensor], Callable[..., Tensor]] | None:
@@ -99,10 +101,14 @@ class PackedLinear(nn.Module):
         return self._multiply(x, self.packed, self.bias, "none", [], "")
 
 
-def pack_linears(module: nn.Module) -> int:
+def pack_linears(module: nn.Module, *, hooked: bool = False) -> int:
     """Replaces all `nn.Linear` of a module by packed layers, in place.
 
     Subclasses of `nn.Linear`, which do something of their own, are left alone, and so are layers with hooks.
+
+    Args:
+        module: what has them.
+        hooked: packs layers with hooks as well, which read no weights; the packed layers have the same hooks.
 
     Returns:
         How many were packed.
@@ -110,8 +116,11 @@ def pack_linears(module: nn.Module) -> int:
     count = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and not _hooked(child) and can_pack(child.weight)[0]:
-                setattr(parent, name, PackedLinear(child))
+            if type(child) is nn.Linear and (hooked or not _hooked(child)) and can_pack(child.weight)[0]:
+                packed = PackedLinear(child)
+                for kind in _HOOKS:
+                    setattr(packed, kind, getattr(child, kind))
+                setattr(parent, name, packed)
                 count += 1
     return count
 

@@ -9,11 +9,46 @@ from partsong.kernels.keyed_draw import TokenDraw
 from partsong.kernels.speculation.drafter import DraftText
 from partsong.reasoning.calls.call import Completion, Parameters, Usage
 from partsong.reasoning.calls.engine import Progress
+from partsong.reasoning.local.lockstep import OpenCall
 from partsong.reasoning.local.prompt import Prompt
 from partsong.reasoning.local.stops import AnswerText
 from partsong.reasoning.threads.layout import TokenRun, lay_out
 
-__all__ = ["Ticket"]
+__all__ = ["Ticket", "WaitingCaller"]
+
+
+@dataclass(slots=True, eq=False)
+class WaitingCaller:
+    """Waits in a loop for the answer to a request.
+
+    Attributes:
+        call: what it asks.
+        loop: the loop in which the caller waits.
+        future: takes the completion.
+        left: set once the engine is done with the request.
+        progress: called with new text.
+    """
+
+    call: OpenCall
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Completion]
+    left: asyncio.Event
+    progress: Progress | None = None
+
+    def report(self, text: str, tokens: int, confidence: tuple[float, ...]) -> None:
+        """Reports progress; runs in the loop."""
+        if self.progress is not None and not self.future.done():
+            self.progress(text, tokens, confidence)
+
+    def deliver(self, outcome: Completion | Exception) -> None:
+        """Ends the call; runs in the loop."""
+        self.left.set()
+        if self.future.done():
+            return
+        if isinstance(outcome, Completion):
+            self.future.set_result(outcome)
+        else:
+            self.future.set_exception(outcome)
 
 
 @dataclass(slots=True, eq=False)
@@ -27,10 +62,7 @@ class Ticket:
         max_tokens: how many tokens the answer may have, considering the model's context.
         ends: tokens that end an answer.
         text: the answer's text so far.
-        loop: the loop in which the caller waits.
-        future: takes the completion.
-        left: set once the engine is done with it.
-        progress: called with new text.
+        caller: who waits for it; None on ranks that only compute.
         cancelled: whether the caller no longer waits.
         cached: how many tokens of the prompt had their keys.
         answer: the tokens drawn.
@@ -46,10 +78,7 @@ class Ticket:
     max_tokens: int
     ends: frozenset[int]
     text: AnswerText
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Completion]
-    left: asyncio.Event
-    progress: Progress | None = None
+    caller: WaitingCaller | None = None
     cancelled: bool = False
     cached: int = 0
     answer: list[int] = field(default_factory=list)
@@ -103,18 +132,3 @@ class Ticket:
             confidence=tuple(self.confidence) if has_logprobs else None,
             tokens=tokens,
         )
-
-    def report(self, text: str, tokens: int, confidence: tuple[float, ...]) -> None:
-        """Reports progress; runs in the loop."""
-        if self.progress is not None and not self.future.done():
-            self.progress(text, tokens, confidence)
-
-    def deliver(self, outcome: Completion | Exception) -> None:
-        """Ends the call; runs in the loop."""
-        self.left.set()
-        if self.future.done():
-            return
-        if isinstance(outcome, Completion):
-            self.future.set_result(outcome)
-        else:
-            self.future.set_exception(outcome)

@@ -17,14 +17,18 @@ _NO_KEY = "none"
 class Secret:
     """Holds a key that does not show itself when printed, logged or pickled.
 
+    Args:
+        value: the key; None or an empty text for none.
+        source: where another one can be set, for messages.
+
     >>> Secret("sk-1234567890"), Secret("sk-1234567890").clean("not valid: sk-1234567890")
     (Secret(...), 'not valid: [key]')
     """
 
-    __slots__ = ("_value",)
+    __slots__ = ("_value", "source")
 
-    def __init__(self, value: str | None) -> None:
-        self._value = value
+    def __init__(self, value: str | None, source: str = "api_key= or the environment's OPENAI_API_KEY") -> None:
+        self._value, self.source = value, source
 
     def __repr__(self) -> str:
         return "Secret(...)" if self._value else "Secret(None)"
@@ -44,8 +48,10 @@ class Secret:
         return text.replace(self._value, "[key]") if self._value else text
 
     @classmethod
-    def find(cls, given: str | None) -> Secret:
+    def find(cls, given: str | Secret | None) -> Secret:
         """Returns the key that was given, or else the environment's ``OPENAI_API_KEY``."""
+        if isinstance(given, Secret):
+            return given
         return cls(given if given is not None else os.environ.get("OPENAI_API_KEY"))
 
 

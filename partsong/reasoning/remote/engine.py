@@ -126,7 +126,7 @@ class OpenAIEngine:
         model: str,
         *,
         base_url: str | None = None,
-        api_key: str | None = None,
+        api_key: str | Secret | None = None,
         endpoint: Endpoint = "chat",
         name: str | None = None,
         extra: Mapping[str, Any] | None = None,
@@ -224,7 +224,7 @@ class OpenAIEngine:
         reply = Reply(request, self.think_tags)
         self.traffic.requests += 1
         try:
-            with named_faults(self.base_url, self._key.clean, lambda: reply.tokens > 0):
+            with named_faults(self.base_url, self._key, lambda: reply.tokens > 0):
                 await self._read(client, body, reply, reporter)
             return reply, reply.completion()
         except asyncio.CancelledError:
@@ -304,7 +304,7 @@ class OpenAIEngine:
             self.traffic.requests += 1
             try:
                 async with asyncio.timeout(self.patience.first):
-                    with named_faults(address, self._key.clean, lambda: False):
+                    with named_faults(address, self._key, lambda: False):
                         patient = client.with_options(max_retries=self.patience.retries)
                         return await patient.post(address, cast_to=object, body=dict(body))
             except TimeoutError:
@@ -321,7 +321,7 @@ class OpenAIEngine:
     async def _served(self, client: AsyncOpenAI) -> list[str]:
         try:
             async with asyncio.timeout(self.patience.connect):
-                with named_faults(self.base_url, self._key.clean, lambda: False):
+                with named_faults(self.base_url, self._key, lambda: False):
                     reply: Any = await client.get("/models", cast_to=object)
         except TimeoutError:
             raise stalled(self.base_url, self.patience.connect, "connect") from None

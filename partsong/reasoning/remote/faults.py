@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from partsong.reasoning.remote.address import Secret
 from partsong.reasoning.remote.errors import (
     DroppedError,
     GarbledError,
@@ -34,12 +35,12 @@ _WORDS = 300
 
 
 @contextmanager
-def named_faults(where: str, clean: Callable[[str], str], began: Callable[[], bool]) -> Iterator[None]:
+def named_faults(where: str, key: Secret, began: Callable[[], bool]) -> Iterator[None]:
     """Gives the client's errors their names inside the block.
 
     Args:
         where: the address, for messages.
-        clean: takes secrets out of a text.
+        key: is taken out of texts, and says where another one can be set.
         began: returns whether part of an answer had arrived.
 
     Raises:
@@ -49,6 +50,7 @@ def named_faults(where: str, clean: Callable[[str], str], began: Callable[[], bo
     import httpx2
     import openai
 
+    clean = key.clean
     try:
         yield
     except openai.APITimeoutError as error:
@@ -58,7 +60,7 @@ def named_faults(where: str, clean: Callable[[str], str], began: Callable[[], bo
     except httpx2.TransportError as error:  # the client does not wrap these where a body is read late
         raise _connection_error(where, clean(_root(error)), began()) from None
     except openai.APIStatusError as error:
-        raise _status_error(where, error.status_code, clean(_words(error)), error.response.headers) from None
+        raise _status_error(where, error.status_code, clean(_words(error)), error.response.headers, key) from None
     except openai.APIError as error:
         raise ServerFailedError(f"{where} failed in the middle of an answer: {clean(_words(error))}") from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -71,7 +73,7 @@ def _connection_error(where: str, words: str, began: bool) -> RemoteError:
     return UnreachableError(f"{where} cannot be reached: {words}; is the server up, and base_url right?")
 
 
-def _status_error(where: str, status: int, words: str, headers: Mapping[str, str]) -> RemoteError:
+def _status_error(where: str, status: int, words: str, headers: Mapping[str, str], key: Secret) -> RemoteError:
     message = f"{where} answered {status}: {words}"
     if status == 429:
         retry = "insufficient_quota" not in words
@@ -79,8 +81,7 @@ def _status_error(where: str, status: int, words: str, headers: Mapping[str, str
     if status in (408, 409, 425) or (status >= 500 and status not in (501, 505)):
         return ServerFailedError(message, status=status, wait=asked_pause(headers), words=words)
     if status in (401, 403):
-        hint = "; set api_key= or the environment's OPENAI_API_KEY"
-        return KeyRefusedError(message + hint, status=status, words=words)
+        return KeyRefusedError(f"{message}; set {key.source}", status=status, words=words)
     if status == 404:
         return ModelNotServedError(message, status=status, words=words)
     return RequestRefusedError(message, status=status, words=words)

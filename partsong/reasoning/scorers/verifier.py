@@ -16,6 +16,7 @@ from partsong.reasoning.calls.call import Completion, Message, Parameters, Reque
 from partsong.reasoning.calls.engine import Engine, EngineError
 from partsong.reasoning.calls.tasks import cancel_all
 from partsong.reasoning.remote import OpenAIEngine
+from partsong.reasoning.remote.address import Secret
 from partsong.reasoning.scorers.reward_model import JUDGE, RewardModel, check_scorer_kind
 from partsong.reasoning.strategies.parts import Scorer
 from partsong.reasoning.strategies.registry import STRATEGIES
@@ -64,7 +65,7 @@ class VerifierAddress:
             UnsupportedError: the client is not installed.
         """
         # The key of the server that answers belongs to another host.
-        key = os.environ.get("PARTSONG_SCORER_KEY", "")
+        key = Secret(os.environ.get("PARTSONG_SCORER_KEY", ""), "the environment's PARTSONG_SCORER_KEY")
         engine = OpenAIEngine(self.model, base_url=self.base_url, api_key=key)
         return Verifier(engine if check_scorer_kind(self.kind)[0] == JUDGE else RewardModel(engine, self.kind))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.knobs import Whole, check_value
 from partsong.model_folders import model_folder, read_settings
 from partsong.parallel import Mesh, Strategy, parallelize
+from partsong.parallel.loading.text_share import TextShare, read_share
 from partsong.parallel.text.plan import TextPlan
 from partsong.samplers.text import rekey_llada, rekey_llada2, rekey_qwen
 from partsong.samplers.text.diffusion_gemma import DiffusionGemmaTextModel
@@ -23,7 +23,7 @@ from partsong.samplers.text.families import ADAPTER_FIELD, ADAPTERS, Family, ada
 from partsong.samplers.text.model import TextAdapter, TextModel
 from partsong.samplers.text.rekey import Loader
 from partsong.samplers.text.runner import StockTextModel, check_mask_token
-from partsong.samplers.text.weights import load_rekeyed, load_stock, load_stock_share
+from partsong.samplers.text.weights import load_rekeyed, load_stock, make_runnable, weight_files
 
 __all__ = ["load_text_model", "text_model_of"]
 
@@ -93,12 +93,15 @@ def load_text_model(
     config = read_settings(folder)
     row, family, mask = _recognise(config, adapter, mask_token_id, folder)
     loader = next((LOADERS[a] for a in config.get("architectures") or () if a in LOADERS), None)
-    share, device = _Share(strategies, mesh), device or (None if mesh is None else mesh.device)
+    share, device = TextShare(strategies, mesh), device or (None if mesh is None else mesh.device)
     options: dict[str, Any] = {"dtype": dtype, "device": device}
     if loader is None:
         check_mask_token(row, mask, config.get("vocab_size") or sys.maxsize)
-        module = load_stock_share(folder, share, **options) if share.reads_shares and row.keeps_keys else None
-        if module is None:
+        weight_files(folder)
+        module = read_share(folder, share, **options) if share.reads_shares and row.keeps_keys else None
+        if module is not None:
+            make_runnable(module)
+        else:
             module = load_stock(folder, masked_lm=not row.keeps_keys, **options)
     else:
         rekeying = loader(config)
@@ -108,35 +111,6 @@ def load_text_model(
         options["dtype"] = dtype or _stated_dtype(config)
         module = load_rekeyed(folder, rekeying, **options, share=share if share.cuts_columns else None)
     return _with_plan(_wrap(module, row, mask, _end_tokens(module, family, mask, folder)), share.finished(module))
-
-
-class _Share:
-    """Attaches strategies to a model, before its weights are read or after.
-
-    Args:
-        strategies: what to attach.
-        mesh: the ranks; None makes a mesh.
-    """
-
-    def __init__(self, strategies: Sequence[Strategy], mesh: Mesh | None) -> None:
-        self.strategies, self.mesh = tuple(strategies), mesh
-        self.plan: TextPlan | None = None
-        world = int(os.environ.get("WORLD_SIZE", "1")) if mesh is None else mesh.world_size
-        self.reads_shares = bool(self.strategies) and world > 1
-        self.cuts_columns = self.reads_shares and not any(each.uses_all_ranks for each in self.strategies)
-
-    def __call__(self, module: PreTrainedModel) -> TextPlan:
-        """Attaches them to a module without weights."""
-        self.plan = parallelize(module, *self.strategies, mesh=self.mesh)
-        return self.plan
-
-    def finished(self, module: PreTrainedModel) -> TextPlan | None:
-        """Returns the plan once the weights are there; None where there are no strategies."""
-        if self.plan is not None:
-            self.plan.note_read()
-        elif self.strategies:
-            self.plan = parallelize(module, *self.strategies, mesh=self.mesh)
-        return self.plan
 
 
 def _with_plan(model: StockTextModel | DiffusionGemmaTextModel, plan: TextPlan | None) -> TextModel:

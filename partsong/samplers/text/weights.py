@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForMaskedLM,
@@ -23,17 +21,13 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.parallel.loading.fill import fill_model
-from partsong.parallel.loading.weight_files import WeightFiles
+from partsong.parallel.loading.text_share import TextShare
 from partsong.parallel.ranks.pieces import WeightPiece
 from partsong.parallel.text.plan import TextPlan
 from partsong.samplers.text.rekey import Rekeying, WeightPlace
 from partsong.samplers.text.runner import GROUPED
 
-__all__ = ["load_rekeyed", "load_stock", "load_stock_share", "weight_files"]
-
-#: Attaches a plan to a module without weights.
-Share = Callable[[PreTrainedModel], TextPlan]
+__all__ = ["load_rekeyed", "load_stock", "make_runnable", "weight_files"]
 
 #: Most names in a message; the rest are counted.
 _LISTED = 6
@@ -48,7 +42,7 @@ def load_rekeyed(
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
-    share: Share | None = None,
+    share: TextShare | None = None,
 ) -> PreTrainedModel:
     """Loads a public checkpoint's weights into a stock module.
 
@@ -87,7 +81,7 @@ def load_rekeyed(
     module.tie_weights()
     # What the module computes by itself, such as rotary frequencies, was made on the CPU.
     nn.Module.to(module, target)
-    return _make_runnable(module)
+    return make_runnable(module)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -217,39 +211,6 @@ def _read(whole: Any, place: WeightPlace, piece: WeightPiece | None) -> tuple[Te
     return read, place
 
 
-def load_stock_share(
-    folder: Path, share: Share, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> PreTrainedModel | None:
-    """Loads this rank's share of a causal model whose files name tensors as its class does.
-
-    Args:
-        folder: with ``config.json`` and safetensors.
-        share: attaches a plan to the module before its weights are read.
-        dtype: default: that of most tensors.
-        device: default: the CPU.
-
-    Returns:
-        The module, or None where its files have other names, which only transformers knows how to read.
-    """
-    weight_files(folder)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    with init_empty_weights(include_buffers=False), no_init_weights():
-        module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    module = module.eval().requires_grad_(False)
-    tied = {"lm_head.weight"} if config.get_text_config().tie_word_embeddings else set[str]()
-    with WeightFiles(folder) as files:
-        missing = module.state_dict().keys() - files.names.keys()
-        if missing - tied or files.names.keys() - module.state_dict().keys():
-            return None
-        plan = share(module)
-        if missing:  # one tensor in the files, and in the model once that is tied
-            module.get_output_embeddings()._parameters["weight"] = nn.Parameter(torch.empty(0), requires_grad=False)
-        fill_model(module, plan, files, dtype or files.most_common_dtype(), torch.device(device or "cpu"))
-    module.tie_weights()
-    nn.Module.to(module, torch.device(device or "cpu"))
-    return _make_runnable(module)
-
-
 def load_stock(
     folder: Path, *, masked_lm: bool, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> PreTrainedModel:
@@ -290,10 +251,10 @@ def load_stock(
             f"({_list(info['missing_keys'])}), unexpected ({_list(unexpected)}), "
             f"of another shape ({_list(str(k) for k in info['mismatched_keys'])})"
         )
-    return _make_runnable(module.eval())
+    return make_runnable(module.eval())
 
 
-def _make_runnable(module: PreTrainedModel) -> PreTrainedModel:
+def make_runnable(module: PreTrainedModel) -> PreTrainedModel:
     """Switches experts in float64 away from the grouped product that transformers prefers: it has no float64."""
     if module.dtype is torch.float64 and getattr(module.config, "_experts_implementation", None) == GROUPED:
         module.set_experts_implementation("eager")

@@ -5,19 +5,16 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from partsong.errors import PartsongError, RankError
 from partsong.parallel.ranks.collectives import agree, broadcast
 from partsong.parallel.ranks.mesh import Axis
+from partsong.parallel.ranks.objects import share_object
 from partsong.serving.messages import DenoiseCall, JobWork, Spent
 
 __all__ = ["Orders", "compare_ranks", "share_failures", "share_orders", "share_switch"]
-
-#: Bytes that the first message holds; longer orders need a second one.
-_SHORT = 2048
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,28 +42,12 @@ class Orders:
 
 def share_orders(axis: Axis, orders: Orders | None) -> Orders:
     """Gives every rank the first one's orders; the others give None."""
-    if axis.size == 1:
-        assert orders is not None
-        return orders
-    body = b"" if orders is None else pickle.dumps(orders)
-    first = torch.zeros(8 + _SHORT, dtype=torch.uint8)
-    if orders is not None:
-        first[:8] = _bytes(len(body).to_bytes(8, "little"))
-        first[8 : 8 + len(body)] = _bytes(body[:_SHORT])
-    first = _broadcast(axis, first)
-    length = int.from_bytes(first[:8].numpy().tobytes(), "little")
-    taken = first[8 : 8 + length]
-    if length > _SHORT:
-        rest = torch.zeros(length - _SHORT, dtype=torch.uint8)
-        if orders is not None:
-            rest[:] = _bytes(body[_SHORT:])
-        taken = torch.cat([taken, _broadcast(axis, rest)])
-    return orders if orders is not None else pickle.loads(taken.numpy().tobytes())  # pickled by our own first rank
+    return share_object(axis, orders, name="orders of the first rank")
 
 
 def share_switch(axis: Axis, is_on: bool) -> bool:
     """Gives every rank the first one's switch."""
-    return bool(_broadcast(axis, torch.tensor([is_on], dtype=torch.uint8)).item())
+    return bool(broadcast(axis, torch.tensor([is_on], dtype=torch.uint8), name="switch of the first rank").item())
 
 
 def compare_ranks(axis: Axis, outcome: float, failed: int, spent: Spent) -> tuple[tuple[Spent, ...], bool]:
@@ -103,11 +84,3 @@ def share_failures(axis: Axis, failed: Mapping[str, PartsongError]) -> dict[str,
             bytes(map(int, row))
         )  # pickled by our own ranks; the padding after its end is not read
     return everything
-
-
-def _bytes(data: bytes) -> Any:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
-
-
-def _broadcast(axis: Axis, tensor: torch.Tensor) -> torch.Tensor:
-    return broadcast(axis, tensor, name="orders of the first rank")

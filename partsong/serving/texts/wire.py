@@ -31,6 +31,8 @@ class TextSpec:
         device: None is the first GPU, or the CPU if there is none.
         threads: None is 1 for a zoo model and torch's own choice otherwise.
         speculate: who guesses tokens ahead, as in `LocalEngine`; for causal models.
+        nproc: how many ranks share a causal model, by `TensorParallel` if `share` names nothing else.
+        share: how they share it, as text such as "sharded-weights".
         weights: "int8" or "int4" rounds weights, as in `LocalEngine`; for causal models.
         limits: what requests may ask for.
         verifier: scores texts for methods that take a scorer; None leaves them their own.
@@ -43,6 +45,8 @@ class TextSpec:
     device: str | None = None
     threads: int | None = None
     speculate: tuple[str, ...] = ()
+    nproc: int = 1
+    share: str | None = None
     weights: str | None = None
     limits: TextLimits = field(default_factory=TextLimits)
     verifier: VerifierAddress | None = None

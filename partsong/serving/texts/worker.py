@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Protocol
 
-from partsong.errors import PartsongError
+from partsong.errors import ArgumentError, PartsongError
 from partsong.serving.errors import ApiError, as_api_error
 from partsong.serving.texts.events import TextAccepted, TextDone, TextEvent, TextRequest, record_of
 from partsong.serving.texts.wire import TextSpec, TextWire
@@ -97,7 +97,13 @@ def _open(spec: TextSpec) -> OpenedText:
         from partsong.serving.texts.local_thinking import ThinkingTexts
 
         how: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device, "speculate": spec.speculate}
+        if spec.nproc > 1:
+            how |= {"nproc": spec.nproc, "share": spec.share, "threads": spec.threads}
         return ThinkingTexts(spec.model, spec.limits, spec.verifier, weights=spec.weights, **how)
+    if spec.nproc > 1:
+        raise ArgumentError(
+            f"{spec.model} decides tokens in any order, which is served on one rank; leave --text-nproc out"
+        )
     from partsong.jobs.folder_source import find_text_model
     from partsong.serving.texts.diffusion import DiffusionTexts
 

@@ -61,11 +61,11 @@ def random_tree(dice: random.Random, depth: int = 0) -> tuple[TokenRun | Fork, .
     return tuple(parts)
 
 
-def ticket(parts: tuple[TokenRun | Fork, ...], loop: asyncio.AbstractEventLoop) -> Ticket:
+def ticket(parts: tuple[TokenRun | Fork, ...]) -> Ticket:
     prompt = Prompt(parts, goes_on=True, num_tokens=num_tokens(parts), end=0)
     text = AnswerText(tokenizer())
     ask = Parameters(max_tokens=1, temperature=0)
-    return Ticket(prompt, ask, 0, 1, frozenset(), text, loop, loop.create_future(), asyncio.Event())
+    return Ticket(prompt, ask, 0, 1, frozenset(), text)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -78,10 +78,10 @@ def test_what_the_engine_computes_is_what_training_sees(family: str) -> None:
     for table in thoughts.parameters():
         table.data = torch.randn(table.shape, generator=generator, dtype=table.dtype) * 0.5
     model, plain = LocalModel(tiny(family, **SMALL), thoughts=thoughts), module
-    scheduler, loop = Scheduler(model, max_rows=8, prefill_chunk=12, kept_tokens=400), asyncio.new_event_loop()
+    scheduler = Scheduler(model, max_rows=8, prefill_chunk=12, kept_tokens=400)
     for _ in range(167 if covering.FULL else 25):
         trees = [random_tree(dice) for _ in range(2)]
-        tickets = [ticket(tree, loop) for tree in trees]
+        tickets = [ticket(tree) for tree in trees]
         scheduler.waiting += tickets
         found: dict[int, torch.Tensor] = {}
         while scheduler.tickets:
@@ -98,7 +98,6 @@ def test_what_the_engine_computes_is_what_training_sees(family: str) -> None:
             if found.get(id(asked), torch.empty(0)).numel():
                 assert (found[id(asked)] - wanted).abs().max() < 1e-11 * wanted.abs().max()
     model.close()
-    loop.close()
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -209,13 +208,13 @@ def test_prompts_that_cannot_be_gone_on_with() -> None:
 
 def test_threads_that_were_let_go_leave_nothing_behind() -> None:
     """Calls on a joined text that are cancelled before a token of it was computed, again and again."""
-    module, loop = tiny("llama", **SMALL), asyncio.new_event_loop()
+    module = tiny("llama", **SMALL)
     model = LocalModel(module)
     scheduler = Scheduler(model, max_rows=4, prefill_chunk=2, kept_tokens=0)
     tree = (TokenRun((3, 4, 5)), Fork(((TokenRun((6,) * 4),), (TokenRun((7,) * 5),))), TokenRun((8,)))
     with torch.inference_mode():
         for turns in range(6):
-            asked = ticket(tree, loop)
+            asked = ticket(tree)
             scheduler.waiting.append(asked)
             for _ in range(turns):
                 scheduler.turn()
@@ -224,4 +223,3 @@ def test_threads_that_were_let_go_leave_nothing_behind() -> None:
             assert not scheduler.tickets
             assert not list(scheduler.tree.nodes()) and scheduler.tree.tokens == 0
     model.close()
-    loop.close()

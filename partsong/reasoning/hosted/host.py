@@ -1,4 +1,4 @@
-"""Runs an engine in an actor: makes its calls, and keeps their reports until the driver fetches them."""
+"""Runs an engine for another process: makes its calls, and keeps their reports until that process fetches them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HostReport:
 
 
 class Host:
-    """Runs on the actor's side of `RayEngine`, with the engine that `make` returns."""
+    """Runs the engine that `make` returns in an actor of `RayEngine`, or on the first rank of `RanksEngine`."""
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         self._make = make
@@ -54,13 +54,13 @@ class Host:
         self._engine = self._make()
         return self._engine.name, f"process {os.getpid()} on {socket.gethostname()}"
 
-    async def submit(self, number: int, request: Request) -> None:
-        """Begins a call; `news` returns its reports."""
+    async def submit(self, number: int, request: Request, **how: Any) -> None:
+        """Begins a call; `news` returns its reports. Further arguments are for the engine's `generate`."""
         if number in self._cancelled:
             self._cancelled.discard(number)
             self._end(number, EngineError("the call was cancelled"))
             return
-        self._tasks[number] = asyncio.ensure_future(self._answer(number, request))
+        self._tasks[number] = asyncio.ensure_future(self._answer(number, request, how))
 
     async def cancel(self, number: int) -> None:
         """Ends a call; `news` reports when the engine has dropped it."""
@@ -84,10 +84,11 @@ class Host:
         if self._engine is not None:
             await self._engine.close()
 
-    async def _answer(self, number: int, request: Request) -> None:
+    async def _answer(self, number: int, request: Request, how: Mapping[str, Any]) -> None:
         assert self._engine is not None
         try:
-            end: Completion | Exception = await self._engine.generate(request, functools.partial(self._report, number))
+            report = functools.partial(self._report, number)
+            end: Completion | Exception = await self._engine.generate(request, report, **how)
         except asyncio.CancelledError:
             end = EngineError("the call was cancelled")
         except Exception as error:  # noqa: BLE001 - an engine may raise any error, and no caller may be left waiting
