@@ -131,13 +131,10 @@ class LocalEngine:
         kind = "-".join(filter(None, (str(self.model.dtype).removeprefix("torch."), weights)))
         self.name = name or f"local/{loaded.name}/{kind}"
         self._lockstep = _lockstep(self.model)
-        self._scheduler = Scheduler(
-            self.model,
-            max_rows=max_rows,
-            prefill_chunk=prefill_chunk,
-            kept_tokens=int(cache_mb * 1e6 / self.model.bytes_per_token),
-            speculator=_speculator(self.model, self.tokenizer, drafters, costs, self._ends),
-        )
+        guessing = _speculator(self.model, self.tokenizer, drafters, costs, self._ends)
+        kept = int(cache_mb * 1e6 / self.model.bytes_per_token)
+        rooms: dict[str, Any] = {"max_rows": max_rows, "prefill_chunk": prefill_chunk, "kept_tokens": kept}
+        self._scheduler = Scheduler(self.model, speculator=guessing, **rooms)
         self._start()
 
     def _read(self, loaded: LoadedModel, end_tokens: Collection[int] | None) -> None:
