@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from partsong.reasoning.answers.checking import MathChecker, Verdict
     from partsong.reasoning.answers.sandbox import Runner, Sandbox
     from partsong.reasoning.cluster import RayEngine
+    from partsong.reasoning.hosted import RanksEngine
     from partsong.reasoning.local import LocalEngine
     from partsong.reasoning.remote import OpenAIEngine, Patience, RemoteError
 
@@ -29,6 +30,7 @@ _LAZY = {
     "MathChecker": "answers.checking",
     "OpenAIEngine": "remote",
     "Patience": "remote",
+    "RanksEngine": "hosted",
     "RayEngine": "cluster",
     "RemoteError": "remote",
     "Runner": "answers.sandbox",
@@ -55,6 +57,7 @@ __all__ = [
     "Patience",
     "Piece",
     "Price",
+    "RanksEngine",
     "RayEngine",
     "RemoteError",
     "Request",
