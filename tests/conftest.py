@@ -17,7 +17,7 @@ os.environ.setdefault("PARTSONG_DEVICE", "cpu")
 
 import torch  # reads the number of threads when it is imported
 
-from tests import covering, file_seconds
+from tests import covering, few_collections, file_seconds
 from tests.file_seconds import file_of
 
 if not torch.cuda.is_available():
@@ -83,9 +83,14 @@ def fork_server(request: pytest.FixtureRequest) -> None:
         workers = sorted(path.stem for path in (Path(__file__).parent / "parallel").glob("*_worker.py"))
         workers.append("fork_server")
         context = multiprocessing.get_context("forkserver")
-        others = ("tests.features.features_worker", "tests.pipelines.worker", "tests.gpu_ready.steps_worker")
+        others = ("features.features_worker", "pipelines.worker", "gpu_ready.steps_worker")
         context.set_forkserver_preload(
-            ["partsong.parallel", *others, *(f"tests.parallel.{worker}" for worker in workers)]
+            [
+                few_collections.__name__,
+                "partsong.parallel",
+                *(f"tests.{worker}" for worker in others),
+                *(f"tests.parallel.{worker}" for worker in workers),
+            ]
         )
         forkserver.ensure_running()
 

@@ -35,7 +35,7 @@ REASONS: dict[str, tuple[float, str]] = {
 }
 
 #: Files of tests/serving that share a living server, which takes seconds to start: one process runs them all.
-LIVING = {f"tests/serving/test_{name}.py" for name in ("edits", "faults", "page_live", "pictures")}
+LIVING = {f"tests/serving/test_{name}.py" for name in ("denoise", "edits", "faults", "page_live", "pictures")}
 
 #: Files so long that every shard of the full suite runs a part of them, as `covering.dealt` deals it out.
 IN_EVERY_SHARD = {"tests/pipelines/test_every_pipeline.py"}

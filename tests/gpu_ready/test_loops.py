@@ -19,7 +19,7 @@ LEARNS = ("partsong/samplers/time_parallel/rehear", "partsong/samplers/time_para
 #: Whether a causal model's mask hides something.
 HIDES = "_local_scalar_dense partsong/samplers/long_video/staged_frames.py:StagedFrames._masks"
 #: Of tensors in the host's memory: the first rank's orders, and the comparison of what became of them.
-ORDERS = "numpy partsong/serving/ranks/orders.py:share_orders"
+ORDERS = "numpy partsong/parallel/ranks/objects.py:share_object"
 OUTCOMES = "tolist partsong/parallel/ranks/collectives.py:agree"
 #: A model without its pipeline tells its steps by their times.
 TIMES = "_local_scalar_dense partsong/parallel/hooks/clock.py:_first"

@@ -24,8 +24,7 @@ from tests.reasoning.test_local_engine import mixed
 #: Three heads of keys do not divide, and neither do the 31 tokens of the vocabulary.
 SIZES: dict[str, Any] = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48, "head_dim": 8}
 RANKS: dict[str, dict[str, Any]] = {
-    "tensor": {"strategies": (TensorParallel(),)},
-    "drafts": {"strategies": (TensorParallel(),), "speculate": ["ngram", "jacobi"]},
+    "tensor": {"strategies": (TensorParallel(),), "speculate": ["ngram", "jacobi"]},
     "sharded": {"strategies": (ShardedWeights(),), "prefill_chunk": 7, "max_rows": 3},
 }
 
@@ -64,7 +63,7 @@ def test_answers_are_those_of_one_process(folder: str, plain: list[Completion], 
     assert [each.text for each in found] == [each.text for each in plain]
     assert [each.finish for each in found] == [each.finish for each in plain]
     assert found[0].logprobs == pytest.approx(plain[0].logprobs, abs=1e-10)
-    assert (sum(each.usage.drafted for each in found) > 0) == (name == "drafts")
+    assert (sum(each.usage.drafted for each in found) > 0) == (name == "tensor")
     assert engine.name == f"local/{folder}/float64"
 
 
