@@ -98,8 +98,8 @@ def blocks() -> list[tuple[str, int, str]]:
 NOT_RUN = {
     ("README.md", 0): "needs a large model; test_readme_example_runs puts a small one in its place",
     ("docs/engines.md", 0): "asks a server",
-    ("docs/engines.md", 2): "starts llama.cpp on a file of 4-bit weights",
-    ("docs/engines.md", 3): "asks 50 questions of two engines on a cluster",
+    ("docs/engines.md", 3): "starts llama.cpp on a file of 4-bit weights",
+    ("docs/engines.md", 4): "asks 50 questions of two engines on a cluster",
     ("docs/thinking-eval.md", 0): "asks 100 questions three times",
     ("docs/thinking-eval.md", 1): "draws 64 answers to 100 questions",
     ("docs/thinking-eval.md", 3): "evaluates a task file of the user's",

@@ -14,7 +14,7 @@ from partsong import zoo
 from partsong.accelerator import accelerator
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 from partsong.kernels.speculation.drafter import DrafterKnobs
-from partsong.kernels.speculation.registry import MODEL_FREE
+from partsong.kernels.speculation.registry import COMMON
 from partsong.knobs import format_knobs
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy
@@ -50,7 +50,7 @@ class TextJob:
         block_size: as in `decode`.
         open_blocks: as in `decode`.
         verify: as in `decode`.
-        speculate: as in `decode`; only drafters that need no model.
+        speculate: as in `decode`.
         temperature: as in `decode`.
         seed: as in `decode`.
         chat: whether the prompt goes through the tokenizer's chat template; None uses it if there is one.
@@ -243,7 +243,7 @@ def run_text(loaded: LoadedText, watch: Callable[[Step], None] | None = None) ->
         "rule": format_knobs(request.rule, RULES),
         "cache": format_knobs(request.cache, CACHES),
         "verify": request.verify,
-        "speculate": [format_knobs(knobs, MODEL_FREE) for knobs in request.speculate],
+        "speculate": [format_knobs(knobs, COMMON) for knobs in request.speculate],
         "adapter": request.model.adapter.name,
         "temperature": request.temperature,
         "threads": torch.get_num_threads(),

@@ -12,7 +12,7 @@ from partsong.kernels.keyed_draw import TokenDraw
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.match import Match
 
-__all__ = ["DraftText", "Drafter", "DrafterKnobs", "Observation"]
+__all__ = ["DraftText", "Drafter", "DrafterKnobs", "Observation", "PromptReader"]
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -71,6 +71,15 @@ class Drafter(Protocol):
 
     def forget(self, text: DraftText) -> None:
         """Forgets a text that has ended."""
+        ...
+
+
+@runtime_checkable
+class PromptReader(Protocol):
+    """Is a drafter that wants the states of a text's prompt as well."""
+
+    def read_prompt(self, text: DraftText, states: Tensor) -> None:
+        """Takes in the states before a text's last token, `[tokens, layers, hidden size]`, as far back as they go."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Collects the guesses at the next places of a text, of which the first is continued, and learns how often they hold."""
+"""Collects guesses at the next places of a text, of which the first is continued, and learns how often they hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists the drafters that need no model, by name, and reads a user's choice of them."""
+"""Lists the drafters that every loop can use, by name, and reads a user's choice of them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from partsong.errors import ArgumentTypeError
 from partsong.kernels.speculation.drafter import DrafterKnobs
 from partsong.kernels.speculation.jacobi import Jacobi
 from partsong.kernels.speculation.ngram import Ngram
+from partsong.kernels.speculation.published.drafter import Published
 from partsong.knobs import by_name, parse_knobs
 
-__all__ = ["MODEL_FREE", "drafters_of"]
+__all__ = ["COMMON", "MODEL_FREE", "drafters_of"]
 
-#: Name -> knobs.
+#: Name -> knobs, of those that need no model.
 MODEL_FREE = by_name((Ngram, Jacobi))
+#: Name -> knobs, with those that read a model's states but run nothing else than their own layers.
+COMMON = {**MODEL_FREE, **by_name((Published,))}
 
 
 def drafters_of(
-    asked: DrafterKnobs | str | Iterable[DrafterKnobs | str] | None, known: Mapping[str, Any] = MODEL_FREE
+    asked: DrafterKnobs | str | Iterable[DrafterKnobs | str] | None, known: Mapping[str, Any] = COMMON
 ) -> tuple[DrafterKnobs, ...]:
     """Reads a user's choice of drafters.
 

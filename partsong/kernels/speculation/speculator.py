@@ -12,7 +12,7 @@ from partsong.errors import ArgumentError
 from partsong.kernels.keyed_draw import TokenDraw
 from partsong.kernels.speculation.budget import with_masks, within_budget
 from partsong.kernels.speculation.draft import DraftTree
-from partsong.kernels.speculation.drafter import Drafter, DraftText, Observation
+from partsong.kernels.speculation.drafter import Drafter, DraftText, Observation, PromptReader
 from partsong.kernels.speculation.match import Match
 
 __all__ = ["Speculator"]
@@ -50,20 +50,35 @@ class Speculator:
         """Returns how many masks drafters need after a token."""
         return max((drafter.masks for drafter in self.drafters), default=0)
 
-    def join(self, key: Hashable, text: DraftText, ahead: Tensor | None = None) -> None:
+    @property
+    def reads_prompts(self) -> bool:
+        """Says whether a drafter wants the states of prompts."""
+        return any(isinstance(drafter, PromptReader) for drafter in self.drafters)
+
+    def join(self, key: Hashable, text: DraftText, ahead: Tensor | None = None, before: Tensor | None = None) -> None:
         """Adds a text.
 
         Args:
             key: the caller's.
             text: the text; with masks after its prompt, it includes the first token.
             ahead: states of the prompt's last token and of the masks, `[1 + masks, layers, hidden size]`.
+            before: states of the tokens before the text's last one, `[tokens, layers, hidden size]`, as far back as
+                they are known.
         """
         if not self.drafters:
             return
         self._texts[key] = text
+        if before is not None:
+            self.read_prompt(key, before)
         if ahead is not None and self.masks:
             seen = Match((text.tokens[-1],), (0,), (text.tokens[-1],))
             self._show(text, DraftTree(masks=(len(ahead) - 1,)), seen, ahead)
+
+    def read_prompt(self, key: Hashable, before: Tensor) -> None:
+        """Shows drafters that read prompts the states before a text's last token, as in `join`."""
+        for drafter in self.drafters:
+            if isinstance(drafter, PromptReader):
+                drafter.read_prompt(self._texts[key], self._own(drafter, before))
 
     def leave(self, key: Hashable) -> None:
         """Forgets a text."""
@@ -126,12 +141,14 @@ class Speculator:
         self._show(text, draft, match, hidden)
 
     def _show(self, text: DraftText, draft: DraftTree, match: Match, hidden: Tensor | None) -> None:
-        layers = self.layers
         for drafter in self.drafters:
-            own = None
-            if hidden is not None and drafter.layers:
-                own = hidden[:, [layers.index(layer) for layer in drafter.layers]]
+            own = self._own(drafter, hidden) if hidden is not None and drafter.layers else None
             drafter.observe(text, Observation(draft, match, own))
+
+    def _own(self, drafter: Any, states: Tensor) -> Tensor:
+        """Returns the states of the layers that a drafter wants."""
+        layers = self.layers
+        return states[:, [layers.index(layer) for layer in drafter.layers]]
 
 
 def _is_tree(value: object) -> bool:

@@ -36,12 +36,14 @@ class BatchOutput(NamedTuple):
         states: for each row those of its token, its guesses and its masks, `[rows fed, layers, hidden size]`; empty if
             not requested.
         ahead: for each chunk those of its last token and the masks after it, likewise.
+        read: for each chunk those of its tokens, likewise.
     """
 
     logits: Tensor
     ends: list[Tensor | None]
     states: list[Tensor]
     ahead: list[Tensor]
+    read: list[Tensor]
 
 
 class Batch(Generic[Row]):
@@ -130,12 +132,12 @@ class Batch(Generic[Row]):
         ends = [kept.get(chunk.end - 1) for chunk in placed]
         ends = [None if end is None else end.clone() for end in ends]
         if states is None:
-            return BatchOutput(logits[:written], ends, [], [])
+            return BatchOutput(logits[:written], ends, [], [], [])
         sizes = [draft.num_rows for draft in drafts] or [1] * len(self.rows)
         by_row = list(states[: sum(sizes)].split(sizes))
-        return BatchOutput(
-            logits[:written], ends, by_row, [states[chunk.end - 1 : chunk.end + chunk.masks] for chunk in placed]
-        )
+        ahead = [states[chunk.end - 1 : chunk.end + chunk.masks] for chunk in placed]
+        read = [states[chunk.place : chunk.end] for chunk in placed]
+        return BatchOutput(logits[:written], ends, by_row, ahead, read)
 
     def _run(self, feed: BatchFeed, step: AttentionStep, layers: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         how = (feed.tokens, feed.positions, feed.keep, step, feed.marks)

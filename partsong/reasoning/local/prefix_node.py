@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 __all__ = ["Allocate", "PrefixNode"]
@@ -24,6 +25,7 @@ class PrefixNode:
         done: how many tokens have their keys computed.
         logits: the logits `[vocabulary]` after the last token, if a call needed them.
         ahead: states of the last token and of masks after it, if drafters look ahead (see `BatchOutput`).
+        states: those of the tokens whose keys are computed, `[tokens, layers, hidden size]`, if drafters read prompts.
         needs_logits: whether a call waits for the logits.
         users: how many rows and waiting calls use it; without users it may be dropped.
         used: the time of the last use, by the tree's clock.
@@ -32,8 +34,8 @@ class PrefixNode:
     """
 
     __slots__ = (
-        "ahead", "children", "done", "joined", "keys", "logits", "mark", "needs_logits", "parent", "start", "tokens",
-        "used", "users", "values",
+        "ahead", "children", "done", "joined", "keys", "logits", "mark", "needs_logits", "parent", "start", "states",
+        "tokens", "used", "users", "values",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +55,7 @@ class PrefixNode:
         self.done = self.users = self.used = 0
         self.logits: Tensor | None = None
         self.ahead: Tensor | None = None
+        self.states: Tensor | None = None
         self.needs_logits = False
 
     @property
@@ -64,6 +67,21 @@ class PrefixNode:
     def complete(self) -> bool:
         """Returns whether all keys have been computed."""
         return self.done == len(self.tokens)
+
+    def take_states(self, states: Tensor) -> None:
+        """Keeps the states of the next tokens."""
+        if self.states is None:
+            self.states = states.new_empty(len(self.tokens), *states.shape[1:])
+        self.states[self.done : self.done + len(states)] = states
+
+    def states_before(self) -> Tensor | None:
+        """Returns the states of the sequence that ends here, as far back as they are known; None where none are."""
+        known: list[Tensor] = []
+        for node in self._down_to(None):
+            if node.states is None:
+                break
+            known.append(node.states[: node.done])
+        return torch.cat(known[::-1]) if known else None
 
     def chain(self) -> list[PrefixNode]:
         """Lists the nodes that spell the sequence, first to last, without the root."""

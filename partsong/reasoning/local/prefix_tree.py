@@ -106,6 +106,8 @@ class PrefixTree:
         first.done, first.used = min(node.done, length), node.used
         first.children = [node]
         parent.children[parent.children.index(node)] = first
+        if node.states is not None:
+            first.states, node.states = node.states[:length], node.states[length:]
         node.keys, node.values = node.keys[:, :, length:], node.values[:, :, length:]
         node.tokens, node.parent = node.tokens[length:], first
         node.start, node.done = first.end, max(node.done - length, 0)
@@ -119,7 +121,7 @@ class PrefixTree:
         for thread in node.joined:
             thread.users -= 1
         self.tokens -= len(node.tokens)
-        node.keys = node.values = node.logits = node.ahead = node.parent = None
+        node.keys = node.values = node.logits = node.ahead = node.states = node.parent = None
 
     def trim(self) -> None:
         """Drops the least recently used nodes until the rest is within the limit. Nodes in use stay."""

@@ -130,6 +130,8 @@ class Scheduler:
     def _note(self, chunks: Sequence[tuple[PrefixNode, int]], output: BatchOutput) -> None:
         """Notes which parts of prompts were computed."""
         for place, ((node, count), end) in enumerate(zip(chunks, output.ends, strict=True)):
+            if output.read and self.speculator.reads_prompts:
+                node.take_states(output.read[place])
             node.done += count
             if end is not None:
                 node.logits = end
@@ -153,7 +155,8 @@ class Scheduler:
 
     def _join(self, row: _CallRow, ahead: Tensor | None = None) -> None:
         self.batch.join(row)
-        self.speculator.join(row, row.ticket.draft_text(), ahead)
+        before = row.leaf.states_before() if self.speculator.reads_prompts else None
+        self.speculator.join(row, row.ticket.draft_text(), ahead, before)
 
     def _leave(self, row: _CallRow) -> None:
         self.speculator.leave(row)

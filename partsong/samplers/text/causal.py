@@ -123,10 +123,10 @@ class CausalLoop:
         drawn = iter(tokens)
         events: list[Event] = []
         matches: list[Match] = []
-        for row, draft in zip(self.rows, drafts, strict=True):
+        for place, (row, draft) in enumerate(zip(self.rows, drafts, strict=True)):
             match = follow(draft, [next(drawn) for _ in draft.depths], self.stops)
             begin = len(row.tokens)
-            self._take(row, draft, match, kind)
+            self._take(row, draft, match, kind, self._states_of(place, row, draft, kind))
             if self.watched:
                 places = enumerate(row.tokens[begin:], begin)
                 events += [Event(kind="commit", row=row.name, position=place, token=token) for place, token in places]
@@ -159,7 +159,7 @@ class CausalLoop:
         if self.reader is None:
             room = max(row.length - len(row.tokens) for row in rows)
             make = DraftReader if self.speculator.drafters else CausalReader
-            self.reader = make(self.model, [row.tokens for row in rows], room)
+            self.reader = make(self.model, [row.tokens for row in rows], room, layers=self.speculator.layers)
             kind, hidden, fed = "prefill", self.reader.begin(), [len(row.tokens) for row in rows]
         else:
             last, reader = [row.tokens[-1] for row in rows], self.reader
@@ -182,7 +182,18 @@ class CausalLoop:
             noise = TokenNoise(seed=seed, positions=places)
         return head_ids(head, hidden, temperature=self.temperature, noise=noise).tolist()
 
-    def _take(self, row: _Row, draft: DraftTree, match: Match, kind: str) -> None:
+    def _states_of(self, place: int, row: _Row, draft: DraftTree, kind: str) -> Tensor | None:
+        """Returns the states of a row's last token and its guesses, after showing drafters those of its prompt."""
+        if not isinstance(self.reader, DraftReader) or not self.speculator.layers:
+            return None
+        if kind == "denoise":
+            return self.reader.states_of(place, 1 + len(draft))
+        states = self.reader.states_of(place)
+        assert states is not None
+        self.speculator.read_prompt(row.name, states[:-1])
+        return states[-1:]
+
+    def _take(self, row: _Row, draft: DraftTree, match: Match, kind: str, states: Tensor | None) -> None:
         """Writes tokens, and ends the text where the last is one that ends texts, or is none."""
         tokens = [token for token in match.tokens if token >= 0]
         row.tokens += tokens
@@ -197,7 +208,7 @@ class CausalLoop:
             return
         if match.tokens[-1] in self.stops:
             row.length = len(row.tokens)
-        self.speculator.observe(row.name, self._next(row), draft, match)
+        self.speculator.observe(row.name, self._next(row), draft, match, states)
 
     def _next(self, row: _Row) -> TokenDraw:
         """Describes for drafters how the row's next token is drawn."""
@@ -224,7 +235,7 @@ def speculator_of(model: StockTextModel, asked: Sequence[DrafterKnobs]) -> Specu
     """Builds drafters, with the usual cost of this model's steps over several tokens.
 
     Raises:
-        UnsupportedError: a drafter reads the model's inner states.
+        UnsupportedError: a drafter looks ahead from masks, or reads states of a model that ranks share.
     """
     if not asked:
         return Speculator()
@@ -232,10 +243,15 @@ def speculator_of(model: StockTextModel, asked: Sequence[DrafterKnobs]) -> Specu
     num_weights = sum(weight.numel() for weight in model.module.parameters())
     drafters = tuple(knobs.build(model, None) for knobs in asked)
     for knobs, drafter in zip(asked, drafters, strict=True):
-        if drafter.layers:
+        if drafter.masks:
             raise UnsupportedError(
-                f"{type(knobs).__name__} reads the states of layers {list(drafter.layers)}, which are not kept here; "
-                f"use it with LocalEngine, or ngram and jacobi here"
+                f"{type(knobs).__name__} looks ahead from masks, which the model does not take here; use it with "
+                "LocalEngine, or ngram and jacobi here"
+            )
+        if drafter.layers and model.head.shard is not None:
+            raise UnsupportedError(
+                f"{type(knobs).__name__} reads states of the model, which ranks share; run it on one rank, or use "
+                "ngram and jacobi"
             )
     costs = costs_by_tokens(usual_costs(num_weights, processor, "plain"))
     return Speculator(drafters, costs, vocabulary=model.vocab_size)

@@ -27,10 +27,17 @@ class CausalReader:
         model: a causal model.
         texts: tokens of each row, at least one.
         room: how many tokens may follow the longest of them.
+        layers: whose states are kept until the next forward: 0 is the embedding, n the output of the n-th layer.
+
+    Attributes:
+        states: those of the last forward, `[B, Q, layers, C]`; None where no layer was named.
     """
 
-    def __init__(self, model: StockTextModel, texts: Sequence[Sequence[int]], room: int) -> None:
-        self.model, self.texts = model, texts
+    def __init__(
+        self, model: StockTextModel, texts: Sequence[Sequence[int]], room: int, *, layers: tuple[int, ...] = ()
+    ) -> None:
+        self.model, self.texts, self._layers = model, texts, layers
+        self.states: Tensor | None = None
         self.end = max(map(len, texts))
         self.pads = [self.end - len(text) for text in texts]
         self.keys = GrowingKeys(layers=model.module.config.num_hidden_layers, room=self.end + room)
@@ -73,4 +80,8 @@ class CausalReader:
             attention = str(module.config._attn_implementation)
             call["attention_mask"] = attention_mask(visible, attention, self.model.head.weight.dtype)
         ids = on_device(tokens, self.model.device)
-        return self._base(input_ids=ids, **call, return_dict=True).last_hidden_state
+        if not self._layers:
+            return self._base(input_ids=ids, **call, return_dict=True).last_hidden_state
+        out = self._base(input_ids=ids, **call, return_dict=True, output_hidden_states=True)
+        self.states = torch.stack([out.hidden_states[layer] for layer in self._layers], dim=2)
+        return out.last_hidden_state

@@ -25,9 +25,22 @@ class DraftReader(CausalReader):
     Arguments are those of `CausalReader`; there, `room` is for the longest text, here there is room for guesses too.
     """
 
-    def __init__(self, model: StockTextModel, texts: Sequence[Sequence[int]], room: int) -> None:
-        super().__init__(model, texts, room)
+    def __init__(
+        self, model: StockTextModel, texts: Sequence[Sequence[int]], room: int, *, layers: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(model, texts, room, layers=layers)
         self.ends = [self.end] * len(texts)
+
+    def states_of(self, row: int, count: int | None = None) -> Tensor | None:
+        """Returns the states of a text's last tokens `[tokens, layers, C]`; None where no layer was named.
+
+        Args:
+            row: which text.
+            count: how many nodes its draft had, node 0 included. Default: the text was read for the first time.
+        """
+        if self.states is None:
+            return None
+        return self.states[row, self.pads[row] :] if count is None else self.states[row, :count]
 
     def verify(self, tokens: Sequence[int], drafts: Sequence[DraftTree]) -> Tensor:
         """Feeds a token of every text, and the guesses at what follows it; `keep_paths` then says which were accepted.

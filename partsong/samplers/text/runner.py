@@ -5,6 +5,7 @@ The language-model head is never run: the loop needs it at a few positions only 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from partsong.kernels.key_reuse import why_keys_cannot_be_kept
 from partsong.parallel.text.plan import TextPlan
 from partsong.parallel.text.shard import shard_of
 from partsong.samplers.text.families import DECODERS
+from partsong.samplers.text.heads import head_logits
 from partsong.samplers.text.key_store import SlotKeyStore
 from partsong.samplers.text.model import Head, KeyStore, TextAdapter
 
@@ -77,6 +79,30 @@ class StockTextModel:
         self.mask_token_id = check_mask_token(adapter, mask_token_id, self.vocab_size)
         self.eos_token_ids = tuple(eos_token_ids)
         self._flops = weight_flops(self.base) + (weight_flops(self.transform) if self.transform else 0.0)
+
+    @property
+    def layers(self) -> int:
+        """Counts its layers."""
+        return self.module.config.num_hidden_layers
+
+    @property
+    def hidden_size(self) -> int:
+        """Returns the size of its states."""
+        return self.head.weight.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Returns the type of its weights."""
+        return self.head.weight.dtype
+
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """Returns the embeddings of tokens as they are stored, `[tokens, C]`."""
+        table: Any = self.module.get_input_embeddings()
+        return torch.nn.functional.embedding(torch.tensor(tokens, device=self.device), table.weight)
+
+    def read(self, states: Tensor) -> Tensor:
+        """Computes logits from states with the head, `[..., C]` to `[..., V]`."""
+        return head_logits(self.head, states.flatten(0, -2)).unflatten(0, states.shape[:-1])
 
     def key_store(self, rows: int, slots: int) -> SlotKeyStore | None:
         """Allocates a store for `rows` rows of `slots` positions; None for an encoder."""

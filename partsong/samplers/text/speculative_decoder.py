@@ -143,7 +143,7 @@ class _Run:
         self.model, self.processors, self.tally = model, processors, tally
         self.texts, self.length = list(texts), len(texts[0].ids) + room
         self.speculator = speculator_of(model, drafters)
-        self.reader = DraftReader(model, [text.prompt for text in texts], room)
+        self.reader = DraftReader(model, [text.prompt for text in texts], room, layers=self.speculator.layers)
         for text in texts:
             self.speculator.join(text.row, DraftText(list(text.prompt), text.next))
 
@@ -152,7 +152,7 @@ class _Run:
         """Runs until every text has ended."""
         hidden, drafts = self.reader.begin(), [DraftTree()] * len(self.texts)
         self._count("prefill", [len(text.prompt) for text in self.texts])
-        left = self._take(self._draw(hidden, drafts), drafts)[1]
+        left = self._take(self._draw(hidden, drafts), drafts, self._read_prompts())[1]
         while left:
             if len(left) < len(self.reader.ends):
                 self.reader.keep(left)
@@ -164,8 +164,19 @@ class _Run:
                 self.reader.take_back()
                 drafts = [DraftTree()] * len(left)
                 tokens = self._verify(drafts)
-            paths, left = self._take(tokens, drafts)
+            states = [self.reader.states_of(place, 1 + len(draft)) for place, draft in enumerate(drafts)]
+            paths, left = self._take(tokens, drafts, states)
             self.reader.keep_paths(paths)
+
+    def _read_prompts(self) -> list[Tensor | None]:
+        """Shows drafters the states of the prompts; returns those of each one's last token."""
+        last: list[Tensor | None] = []
+        for place, text in enumerate(self.texts):
+            states = self.reader.states_of(place)
+            if states is not None:
+                self.speculator.read_prompt(text.row, states[:-1])
+            last.append(None if states is None else states[-1:])
+        return last
 
     def _verify(self, drafts: Sequence[DraftTree]) -> list[int]:
         """Feeds the last token of every text with the guesses, and draws the token after each of them."""
@@ -173,7 +184,9 @@ class _Run:
         self._count("denoise", [1 + len(draft) for draft in drafts])
         return self._draw(hidden, drafts)
 
-    def _take(self, tokens: Sequence[int], drafts: Sequence[DraftTree]) -> tuple[list[tuple[int, ...]], list[int]]:
+    def _take(
+        self, tokens: Sequence[int], drafts: Sequence[DraftTree], states: Sequence[Tensor | None]
+    ) -> tuple[list[tuple[int, ...]], list[int]]:
         """Accepts those of the tokens drawn after every node that continue the texts.
 
         Returns:
@@ -192,7 +205,7 @@ class _Run:
                 self.speculator.leave(text.row)
             else:
                 left.append(place)
-                self.speculator.observe(text.row, text.next, draft, match)
+                self.speculator.observe(text.row, text.next, draft, match, states[place])
         self.texts = [self.texts[place] for place in left]
         return paths, left
 

@@ -185,9 +185,9 @@ def masked() -> StockTextModel:
         (causal, {"speculate": "ngram", "cache": "prefix:refresh_every=2"}, UnsupportedError, "PrefixCache computes"),
         (
             causal,
-            {"speculate": Guessing(guess=lambda tokens, room: DraftTree(), layers=(1,))},
+            {"speculate": Guessing(guess=lambda tokens, room: DraftTree(), layers=(1,), masks=1)},
             UnsupportedError,
-            r"layers \[1\]",
+            "looks ahead from masks",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from partsong.kernels.keyed_draw import likely_draws
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DraftText, Observation
-from partsong.kernels.speculation.rates import Rates
+from partsong.kernels.speculation.guess_chain import GuessChain
 from partsong.knobs import Count, Knobs, Number
 from partsong.reasoning.local.batch import Batch
 from partsong.reasoning.local.batch_feed import BatchRow
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Assistant", "AssistantDrafter"]
 
-#: How likely a guess is assumed to be right before anything is observed, if those before it are; the second less so.
-_FIRST, _SECOND = 0.6, 0.15
 #: Tokens of prompts whose keys are kept after use.
 _KEPT = 4096
 
@@ -90,35 +88,28 @@ class _Writing:
 
     Attributes:
         row: the second model's row.
-        rates: how often guesses of each depth were right; alternatives to the first have negative depths.
-        guesses: for each depth the guesses, the one that is continued first.
+        chain: its guesses.
         reached: the chance that the first guesses of all depths are right.
         expected: how many tokens a step is expected to give with them.
         exact: how many of the row's own keys were not computed in groups of layers.
     """
 
     row: BatchRow
-    rates: Rates
-    guesses: list[list[int]] = field(default_factory=list)
+    chain: GuessChain
     reached: float = 1.0
     expected: float = 1.0
     exact: int = 0
 
     def add(self, guesses: list[int]) -> None:
         """Adds the guesses for the next place."""
-        self.guesses.append(guesses)
-        self.reached *= self.rates[len(self.guesses)]
+        self.chain.add(guesses)
+        self.reached *= self.chain.rates[len(self.chain.guesses)]
         self.expected += self.reached
 
-    def tree(self) -> DraftTree:
-        """Returns the guesses."""
-        tokens, parents, chances, last = list[int](), list[int](), list[float](), 0
-        for depth, guesses in enumerate(self.guesses, 1):
-            tokens += guesses
-            parents += [last] * len(guesses)
-            chances += [self.rates[depth], *[self.rates[-depth]] * (len(guesses) - 1)]
-            last = len(tokens) - len(guesses) + 1
-        return DraftTree(tuple(tokens), tuple(parents), tuple(chances))
+    def clear(self) -> None:
+        """Begins a new draft."""
+        self.chain.clear()
+        self.reached, self.expected = 1.0, 1.0
 
 
 class AssistantDrafter:
@@ -148,7 +139,7 @@ class AssistantDrafter:
         """Guesses with the second model, token after token, as long as another guess is worth its time."""
         for text in texts:
             if (writing := self._writings.get(text)) is not None:
-                writing.guesses, writing.reached, writing.expected = [], 1.0, 1.0
+                writing.clear()
         # The last token that is fed must have a position, too.
         most = {
             text: min(room, self._length, self.model.context - len(text.tokens))
@@ -160,19 +151,12 @@ class AssistantDrafter:
             self._catch_up(most)
         while any(self._is_worth(self._writings[text], room) for text, room in most.items()):
             self._add(most, self._batch.forward([]).logits)
-        return [self._writings[text].tree() if text in most else DraftTree() for text in texts]
+        return [self._writings[text].chain.tree() if text in most else DraftTree() for text in texts]
 
     def observe(self, text: DraftText, seen: Observation) -> None:
         """Learns how often guesses of each depth are right."""
-        if (writing := self._writings.get(text)) is None:
-            return
-        if not writing.guesses:
-            writing.rates.rest()
-        for depth, (guesses, token) in enumerate(zip(writing.guesses, seen.match.tokens, strict=False), 1):
-            writing.rates.see(depth, guesses[0] == token)
-            if guesses[0] != token:
-                writing.rates.see(-depth, token in guesses)
-                break
+        if (writing := self._writings.get(text)) is not None:
+            writing.chain.learn(seen.match.tokens)
 
     def forget(self, text: DraftText) -> None:
         """Drops the keys of a text."""
@@ -182,10 +166,10 @@ class AssistantDrafter:
 
     def _is_worth(self, writing: _Writing, room: int) -> bool:
         """Says whether the next guess gives more tokens for its time than the step has without it."""
-        depth = len(writing.guesses)
+        depth = len(writing.chain.guesses)
         if depth >= room:
             return False
-        gain = writing.reached * writing.rates[depth + 1]
+        gain = writing.reached * writing.chain.rates[depth + 1]
         return gain * (1 + self._cost * depth) > self._cost * writing.expected
 
     def _take_in(self, texts: Iterable[DraftText]) -> None:
@@ -199,11 +183,10 @@ class AssistantDrafter:
                 self._batch.forward(list(chunks.items()))  # rows compute, too, but do not go on
         for node, count in chunks.items():
             node.done += count
-        prior = {depth: _FIRST if depth > 0 else _SECOND for depth in range(-self._length, self._length + 1)}
         for text, leaf in new.items():
             row = BatchRow(leaf, text.tokens[-1])
             self._batch.join(row)
-            self._writings[text] = _Writing(row, Rates(prior))
+            self._writings[text] = _Writing(row, GuessChain(self._length))
 
     def _catch_up(self, most: Mapping[DraftText, int]) -> None:
         """Feeds the texts' new tokens, after removing wrong guesses; makes the first guess."""
@@ -231,9 +214,9 @@ class AssistantDrafter:
         """Adds a guess to each draft from the logits of every row, and continues after it."""
         places = {row: place for place, row in enumerate(self._batch.rows)}
         writings = [(text, self._writings[text]) for text in most]
-        draws = [replace(text.draw, place=text.draw.place + len(writing.guesses)) for text, writing in writings]
+        draws = [replace(text.draw, place=text.draw.place + len(writing.chain.guesses)) for text, writing in writings]
         own = logits[[places[writing.row] for _, writing in writings]]
         for (text, writing), guesses in zip(writings, likely_draws(own, draws, self._branches), strict=True):
-            if len(writing.guesses) < most[text]:
+            if len(writing.chain.guesses) < most[text]:
                 writing.add(guesses)
                 self._batch.advance(writing.row, (0,), (guesses[0],))

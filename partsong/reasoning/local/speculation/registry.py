@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from partsong.kernels.speculation.registry import MODEL_FREE
+from partsong.kernels.speculation.registry import COMMON
 from partsong.knobs import by_name
 from partsong.reasoning.local.speculation.assistant import Assistant
 from partsong.reasoning.local.speculation.head import TrainedHead
@@ -13,4 +13,4 @@ from partsong.reasoning.local.speculation.masked import Masked
 __all__ = ["DRAFTERS"]
 
 #: Name -> knobs.
-DRAFTERS = MappingProxyType({**MODEL_FREE, **by_name((Assistant, Masked)), "head": TrainedHead})
+DRAFTERS = MappingProxyType({**COMMON, **by_name((Assistant, Masked)), "head": TrainedHead})
