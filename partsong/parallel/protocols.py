@@ -271,6 +271,10 @@ class TextShards(Protocol):
         """Returns how many of a model's heads of keys this rank computes."""
         return heads
 
+    def spared(self) -> int:
+        """Returns the bytes of weights that the modules still hold, and other ranks in this one's place."""
+        return 0
+
     def describe(self) -> str:
         """Says in words what is shared out."""
         ...

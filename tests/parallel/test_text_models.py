@@ -35,6 +35,8 @@ def test_equals_one_process(nproc: int, families: tuple[str, ...], family: str, 
         case = rank[f"{family}, {name}"]
         assert case["logits"] <= SINGLE.get(family, 1e-10) and case["after"] == 0.0
         assert case["same"]
+        assert case["sent in a call"] == case["predicted of a call"]
+        assert case["held"] == case["predicted to be held"]
         if name == "tensor":
             assert case["sent"] == case["predicted"] or family in SINGLE  # which exchange squares as well
         assert "exact" in case["said"]

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
+from torch.distributed.tensor import DTensor
 from transformers import BertConfig, BertForMaskedLM
 
 from partsong import ShardedWeights, TensorParallel, Ulysses
 from partsong.ledger import Ledger
-from partsong.parallel import Adapter, Mesh, Strategy, mesh_for, parallelize
+from partsong.parallel import Adapter, Mesh, Strategy, mesh_for, parallelize, predict, predict_memory
 from partsong.samplers.text import SpeculativeDecoder, decode, load_text_model
 from partsong.samplers.text.runner import StockTextModel
 from tests.parallel.ranks import error, gathered, refusal
@@ -56,6 +57,15 @@ def texts(model: Any, **options: Any) -> list[Any]:
 
 
 @torch.no_grad()
+def held(model: Any) -> tuple[int, int]:
+    """Bytes of a model's weights here, and of what a call leaves: logits, and keys and values."""
+    out = model(IDS, use_cache=True)
+    kept = [each for layer in out.past_key_values.layers for each in (layer.keys, layer.values)]
+    weights = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in model.parameters()]
+    return sum(weight.nbytes for weight in weights), sum(each.nbytes for each in (out.logits, *kept))
+
+
+@torch.no_grad()
 def compared(family: str, strategy: Strategy, mesh: Mesh) -> dict[str, Any]:
     """Compares logits and texts, counts bytes, and takes the plan off again."""
     model = model_of(family)
@@ -66,6 +76,8 @@ def compared(family: str, strategy: Strategy, mesh: Mesh) -> dict[str, Any]:
         with Ledger() as ledger:
             model.base_model(IDS)
         sent = ledger.summary()["bytes_sent"]
+        with Ledger() as whole:
+            model(IDS)
         compares = 4 * 8 * (mesh.world_size - 1)  # four numbers to every other rank
         found = {
             "logits": error(model(IDS).logits, want),
@@ -74,7 +86,13 @@ def compared(family: str, strategy: Strategy, mesh: Mesh) -> dict[str, Any]:
             "predicted": plan.bytes_sent(IDS.numel()),
             "share": sum(weight.numel() for weight in model.parameters()) / weights,
             "said": plan.explain(),
+            "sent in a call": whole.summary()["bytes_sent"],
+            "held": held(model),
         }
+    prediction = predict(model, strategy, ranks=mesh.world_size, input_ids=IDS)
+    found["predicted of a call"] = prediction.bytes_per_step[mesh.rank]
+    memory = predict_memory(model, strategy, ranks=mesh.world_size, rank=mesh.rank, input_ids=IDS, use_cache=True)
+    found["predicted to be held"] = memory.weights, memory.kept
     return found | {"after": error(model(IDS).logits, want)}
 
 

@@ -25,7 +25,7 @@ from partsong.parallel.ranks.axes import AXES, check_shares, shares_along
 from partsong.parallel.ranks.mesh import Axis, Network, check_degrees
 from partsong.parallel.strategy import Strategy, mesh_for
 
-__all__ = ["DryMesh", "DryRun", "MixedValues"]
+__all__ = ["DryMesh", "DryRun", "MixedValues", "FusedAttention", "without_numbers"]
 
 
 class DryMesh:
@@ -131,7 +131,7 @@ class DryRun:
         # The middle of the generation is past the warm-up, past the first comparisons of inputs, and not the last step.
         self.warmup = max([0, *(strategy.warmup_steps for strategy in strategies)])
         steady = max(AGREED_STEPS, self.warmup)
-        self.module, self.inputs = module, tree_map(_without_numbers, dict(inputs))
+        self.module, self.inputs = module, tree_map(without_numbers, dict(inputs))
         # One call shows the shapes of all, unless they change after a warm-up.
         self.calls = steady + 1 if self.warmup else 1
         self.plan = Plan(module, [module], tuple(strategies), mesh, owns_mesh=False)
@@ -147,7 +147,7 @@ class DryRun:
         """Makes the next step's call, and returns the module's output, without values."""
         has_values = any(isinstance(value, Tensor) and not value.is_meta for value in tree_leaves(self.inputs))
         try:
-            with torch.no_grad(), self._merging(), MixedValues() if has_values else nullcontext(), _FusedAttention():
+            with torch.no_grad(), self._merging(), MixedValues() if has_values else nullcontext(), FusedAttention():
                 output = torch.func.functional_call(self.module, self.state, kwargs=self.inputs)
         except (RuntimeError, ValueError) as problem:
             if isinstance(problem, ValueError) and "meta device" not in str(problem):
@@ -176,7 +176,7 @@ class DryRun:
         self.plan.__exit__(kind, error, trace)
 
 
-def _without_numbers(value: Any) -> Any:
+def without_numbers(value: Any) -> Any:
     """Returns a tensor without values; integers and booleans keep theirs."""
     if not isinstance(value, Tensor) or value.is_meta:
         return value
@@ -197,7 +197,7 @@ class MixedValues(TorchDispatchMode):
         return func(*given[0], **given[1])
 
 
-class _FusedAttention(TorchFunctionMode):
+class FusedAttention(TorchFunctionMode):
     """Keeps attention one operator, as on real devices: on meta tensors torch would create all scores."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

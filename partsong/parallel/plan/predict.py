@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from partsong.errors import UnsupportedError
 from partsong.parallel.plan.dry_run import DryRun
 from partsong.parallel.plan.explain import Explanation
 from partsong.parallel.plan.live_bytes import LiveBytes
+from partsong.parallel.plan.memory import Memory
+from partsong.parallel.plan.predict_text import predict_text, predict_text_memory
 from partsong.parallel.strategy import Strategy
+from partsong.parallel.text.plan import is_text_model
 
 __all__ = ["Memory", "predict", "predict_memory"]
 
@@ -21,10 +24,11 @@ __all__ = ["Memory", "predict", "predict_memory"]
 def predict(
     module: nn.Module, *strategies: Strategy, ranks: int, shares: Sequence[float] | None = None, **inputs: Any
 ) -> Explanation:
-    """Predicts the bytes a plan would move for one call of a denoiser, on any number of ranks.
+    """Predicts the bytes a plan would move for one call of a denoiser or a language model, on any number of ranks.
 
     Args:
-        module: a denoiser; only the shapes of its weights are used, so it may live on the ``meta`` device.
+        module: a denoiser, or a model of transformers with a head; only the shapes of its weights are used, so it may
+            live on the ``meta`` device.
         *strategies: as for `parallelize`.
         ranks: number of ranks to predict for.
         shares: relative speed of each rank, as for `Mesh`. Default: all equal.
@@ -52,25 +56,13 @@ def predict(
         >>> len(explanation.bytes_per_step)
         2
     """
+    if is_text_model(module):
+        _refuse_shares(shares)
+        return predict_text(module, strategies, ranks, inputs)
     with DryRun(module, strategies, ranks, inputs, shares=shares) as run:
         for _ in range(run.calls):
             run.call()
         return run.plan.explain()
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Says how many bytes of a denoiser and its calls one rank holds.
-
-    Attributes:
-        weights: bytes of the weights that stay on the rank.
-        working: bytes of the tensors alive at the peak of a call, besides weights and arguments.
-        kept: bytes of those that stay until the next call.
-    """
-
-    weights: int
-    working: int
-    kept: int
 
 
 def predict_memory(
@@ -81,12 +73,12 @@ def predict_memory(
     shares: Sequence[float] | None = None,
     **inputs: Any,
 ) -> Memory:
-    """Predicts the memory that one rank needs for calls of a denoiser under a plan.
+    """Predicts the memory that one rank needs for calls of a denoiser or a language model under a plan.
 
     It counts tensors: the waste of allocators, the workspace of kernels and torch itself come on top.
 
     Args:
-        module: a denoiser; only the shapes of its weights are used, so it may live on the ``meta`` device.
+        module: as for `predict`; with ``use_cache=True`` what a language model keeps includes its keys.
         *strategies: as for `parallelize`.
         ranks: number of ranks to predict for.
         rank: which one; where parts are uneven, the first has the largest part unless there are shares.
@@ -110,9 +102,17 @@ def predict_memory(
         >>> both.working < alone.working
         True
     """
+    if is_text_model(module):
+        _refuse_shares(shares)
+        return predict_text_memory(module, strategies, ranks, rank, inputs)
     with DryRun(module, strategies, ranks, inputs, rank=rank, shares=shares) as run:
         given = (leaf for leaf in tree_leaves(run.inputs) if isinstance(leaf, Tensor))
         with LiveBytes(itertools.chain(run.state.values(), given)) as live:
             for _ in range(run.calls):
                 run.call()
         return Memory(run.weight_bytes(), live.peak, live.now)
+
+
+def _refuse_shares(shares: Sequence[float] | None) -> None:
+    if shares is not None:
+        raise UnsupportedError("a language model is shared out evenly; leave shares out")

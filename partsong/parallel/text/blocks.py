@@ -47,6 +47,10 @@ class TextBlocks(TextShards):
         """Says which rows of a weight this rank holds; None where it holds all."""
         return self._vocabulary.get((part, name)) or self._shares.piece_of(part, name)
 
+    def spared(self) -> int:
+        """Returns the bytes of the blocks' weights that other ranks hold, where these are not taken off."""
+        return self._shares.spared() if self._axis.dry else 0
+
     def describe(self) -> str:
         """Says in words what is shared out."""
         return f"{self._shares.describe()} and the vocabulary"

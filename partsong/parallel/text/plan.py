@@ -111,6 +111,10 @@ class TextPlan(Attached):
         """Says which part of a weight this rank holds; None where it holds all."""
         return None if self.shards is None else self.shards.piece_of(part, name)
 
+    def spared(self) -> int:
+        """Returns the bytes of weights that only other ranks hold while no block is gathered."""
+        return 0 if self.shards is None else self.shards.spared()
+
     def heads_here(self, heads: int) -> int:
         """Returns how many of a model's heads of keys this rank computes."""
         return heads if self.shards is None else self.shards.heads_here(heads)
