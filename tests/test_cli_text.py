@@ -360,19 +360,12 @@ def test_bad_model_is_one_line(case: str, folders: dict[str, Path], capsys: pyte
     refuses(capsys, ["text", PROMPT, "--model", folders[name], *args], message)
 
 
-def test_ranks_have_to_know_how_they_share(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    refuses(capsys, ["text", PROMPT, "--nproc", "2"], "add --strategy tensor-parallel")
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    refuses(capsys, ["text", PROMPT], "2 ranks need to know how to share the model")
-
-
 @pytest.mark.slow
 @needs_weights
 def test_two_ranks_share_a_model(tmp_path: Path) -> None:
     call = ["text", "sort : dog ant cat =", "--temperature", "1", "--seed", "3"]
     alone = decode(tmp_path, call)
-    shared = decode(tmp_path, [*call, "--nproc", "2", "--strategy", "tensor-parallel"])
+    shared = decode(tmp_path, [*call, "--nproc", "2"])  # by TensorParallel where nothing is said
     assert (shared["nproc"], shared["strategy"], alone["strategy"]) == (2, "tensor-parallel", "serial")
     assert (shared["token_ids"], shared["forwards"]) == (alone["token_ids"], alone["forwards"])
 

@@ -144,7 +144,7 @@ class Text(Decoding):
     nproc: Count = None
     """Ranks that share the model's weights; torchrun's number under torchrun, and otherwise 1 if not given."""
     strategy: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]")] = ()
-    """How ranks share them: tensor-parallel or sharded-weights."""
+    """How ranks share them: tensor-parallel, the default, or sharded-weights."""
     chat: bool = False
     """Put the prompt through the tokenizer's chat template; the default if it has one."""
     no_chat: bool = False

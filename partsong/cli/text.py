@@ -85,11 +85,8 @@ def decode_on_rank(job: TextJob, nproc: int, show: bool) -> dict[str, Any]:
 def _strategies(options: Text, nproc: int) -> tuple[Strategy, ...]:
     from partsong.samplers.registry import parse_strategy
 
-    if nproc > 1 and not options.strategy:
-        raise ArgumentError(
-            f"{nproc} ranks need to know how to share the model; add --strategy tensor-parallel, or sharded-weights"
-        )
-    return tuple(parse_strategy(text) for text in options.strategy)
+    # Ranks were asked for, so they share the model in the way that holds least on each.
+    return tuple(parse_strategy(text) for text in options.strategy or ("tensor-parallel",) * (nproc > 1))
 
 
 def _make_result(options: Text, nproc: int, measured: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +97,7 @@ def _make_result(options: Text, nproc: int, measured: dict[str, Any]) -> dict[st
     return {
         "command": "text",
         "nproc": nproc,
-        "strategy": " ".join(options.strategy) or "serial",
+        "strategy": " ".join(options.strategy) or ("tensor-parallel" if nproc > 1 else "serial"),
         "seed": options.seed,
         "out": options.out,
         "ledger": options.ledger,
@@ -120,6 +117,8 @@ def summary(result: dict[str, Any]) -> str:
         f"{result['tokens_per_second']:.0f} tokens/s",
         f"rule {result['rule']}, cache {result['cache']}; {_certificate(result)}",
     ]
+    if result["nproc"] > 1:
+        lines.append(f"{result['nproc']} ranks shared the model by {result['strategy']}")
     if result["verify"]:
         drafted = _number(result["tokens_drafted"], "token")
         lines.append(

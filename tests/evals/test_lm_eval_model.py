@@ -28,6 +28,7 @@ from transformers import LlamaForCausalLM
 from partsong.errors import ArgumentError
 from partsong.evals.harness.likelihood import log_likelihood
 from partsong.evals.harness.lm_eval_model import PartsongLM, main
+from partsong.parallel import launch
 from partsong.samplers.text import decode, load_text_model
 from partsong_zoo.folders import save_folder
 from partsong_zoo.lists import draw, examples
@@ -120,6 +121,21 @@ def test_texts_are_those_of_the_decoder_in_any_order(folders: dict[str, Path], k
     info = lm.get_model_info()
     assert info["rule"] == "quota" and info["tokens_per_forward_all"] == 1.0
     assert sum(info["forwards"].values()) == info["tokens"] > 0
+
+
+def on_ranks(folder: str, share: str | None) -> list[Any]:
+    """What a rank answers: texts, and how likely one is."""
+    lm = PartsongLM(folder, share=share, dtype="float64", temperature=1.0, seed=3)
+    prompt = examples(1, seed=4)[0].prompt
+    written = lm.generate_until([request(prompt, {"max_gen_toks": 6, "until": []})] * 2)
+    return [written, lm.loglikelihood([request(prompt, " dog ant")])[0][0]]
+
+
+@pytest.mark.parametrize("kind", ["mdlm", "ar"])
+def test_ranks_that_share_a_model_answer_as_one_does(folders: dict[str, Path], kind: str) -> None:
+    texts, likely = launch(on_ranks, 2, str(folders[kind]), "sharded-weights")
+    alone = on_ranks(str(folders[kind]), None)
+    assert texts == alone[0] and likely == pytest.approx(alone[1], abs=1e-9)
 
 
 def test_rolling_windows_cover_every_token_once(folders: dict[str, Path]) -> None:

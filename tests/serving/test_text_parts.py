@@ -209,6 +209,26 @@ def test_a_model_that_is_not_there_is_named() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
+def test_ranks_share_a_model_and_end_with_the_server() -> None:
+    """Read with the chat template and without it; one refusal, and a share that the model cannot have."""
+    asks = [TextRequest(messages=(("user", "37+48-19*3=?"),), plain=plain, max_tokens=12, seed=4) for plain in (0, 1)]
+
+    async def written(**how: Any) -> list[str]:
+        text = LocalText(TextSpec(name="sums", model="sums", dtype="float64", **how))
+        await text.start()
+        try:
+            ends = [[event async for event in text.run(ask)][-1] for ask in asks]
+            return [end.text for end in ends if isinstance(end, TextDone)]
+        finally:
+            await text.close()
+
+    shared = asyncio.run(written(nproc=2))
+    assert shared == asyncio.run(written()) and len(set(shared)) == 2
+    with pytest.raises(ArgumentError, match="model sums: Ring does not run on a language model"):
+        asyncio.run(written(nproc=2, share="ring"))
+
+
 def test_a_model_can_be_closed_while_it_is_loaded_and_before() -> None:
     async def main() -> None:
         await LocalText(TextSpec(name="sums", model="sums")).close()

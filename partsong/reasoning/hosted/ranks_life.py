@@ -117,6 +117,8 @@ class RanksLife:
             launch(serve_rank, nproc, *work)
         except PartsongError as caught:
             error = caught
+        except Exception as caught:  # noqa: BLE001 - whatever kept the ranks from starting, callers must learn of it
+            error = EngineError(f"the ranks could not be started: {caught!r}")
         finally:
             self._stop(error)
             # The thread that waits for the ranks' connection wakes up.

@@ -199,6 +199,10 @@ class LocalEngine:
             raise EngineError("only the other ranks of a shared model follow, and this one answers: call generate()")
         try:
             follow(self._scheduler, self._lockstep, self._ticket)
+        except BaseException:
+            if self.model.plan is not None:
+                self.model.plan.abandon()
+            raise
         finally:
             self._end()
 

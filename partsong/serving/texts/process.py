@@ -66,7 +66,9 @@ class TextProcess:
         ours, theirs = socket.socketpair()
         context = multiprocessing.get_context("spawn")
         name = f"text {self.spec.name}"
-        self._process = context.Process(target=serve_text, args=(self.spec, theirs), name=name, daemon=True)
+        # Daemons may start no ranks. Either way the process ends with the server, when its end of the wire closes.
+        daemon = self.spec.nproc == 1
+        self._process = context.Process(target=serve_text, args=(self.spec, theirs), name=name, daemon=daemon)
         await asyncio.to_thread(self._process.start)
         theirs.close()
         self._first: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
