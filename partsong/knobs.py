@@ -7,6 +7,7 @@ checks the fields of a dataclass, or the arguments of a function, against it. As
 from __future__ import annotations
 
 import collections.abc
+import difflib
 import functools
 import math
 import re
@@ -259,6 +260,16 @@ def kebab(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns the end of a message about an unknown name: the known one that is most like it, if there is one.
+
+    >>> did_you_mean("ulises", ["ring", "ulysses"])
+    '; did you mean ulysses?'
+    """
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 def by_name(classes: Iterable[type]) -> Mapping[str, Any]:
     """Returns classes by their `kebab` names, in order."""
     return MappingProxyType({kebab(c.__name__): c for c in classes})
@@ -302,9 +313,13 @@ def read_knobs(
         >>> read_knobs("vote:num=8", {"vote": {"num": int}}, "strategy")
         ('vote', {'num': 8})
     """
-    name, _, options = text.partition(":")
+    written, _, options = text.partition(":")
+    # Pages write the names of classes, and so may command lines.
+    name = written if written in known else kebab(written)
     if name not in known:
-        raise ArgumentError(f"no {noun} {name!r}; the {plural or noun + 's'} are {', '.join(known)}")
+        raise ArgumentError(
+            f"no {noun} {written!r}; the {plural or noun + 's'} are {', '.join(known)}{did_you_mean(name, known)}"
+        )
     values: dict[str, Any] = {}
     for option in filter(None, options.split(",")):
         key, _, value = option.partition("=")

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+import partsong
 from partsong import zoo
 from partsong.cli import main
 from partsong.cli.arguments import read_arguments
@@ -362,3 +363,28 @@ def test_interrupt_leaves_no_process(tmp_path: Path) -> None:
     assert err == "partsong: error: interrupted\n"
     assert psutil.wait_procs(ranks, timeout=15)[1] == []
     assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["imgae", "a cat"], "did you mean image?"),
+        (["image", "a cat", "--num-proc", "2"], "did you mean --nproc?"),
+        (["image", "a cat", "--stps=2"], "did you mean --steps?"),
+        (["image", "a cat", "--nproc", "2", "--strategy", "ulises"], "did you mean ulysses?"),
+        (["think", "1+1=?", "--strategy", "self-consistancy"], "did you mean self-consistency?"),
+    ],
+)
+def test_what_was_probably_meant_is_named(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*args) == 2
+    error = capsys.readouterr().err
+    assert error.rstrip().endswith(words) and error.count("\n") == 1
+
+
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"partsong {partsong.__version__}\n"
+
+
+def test_strategies_may_be_spelled_as_pages_do() -> None:
+    assert partsong.parse_strategy("DisplacedPatch:warmup_steps=2") == partsong.DisplacedPatch(warmup_steps=2)

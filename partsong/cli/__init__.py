@@ -11,7 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,10 +20,10 @@ import tyro
 
 from partsong import zoo
 from partsong.cli.bounds import check_bounds
+from partsong.cli.commands import COMMANDS, Command
 from partsong.cli.options import (
     Bench,
     Calibrating,
-    Command,
     Demo,
     Env,
     Eval,
@@ -41,6 +41,7 @@ from partsong.cli.options import (
 )
 from partsong.cli.ranks import is_main
 from partsong.errors import DistributedError, NotANumberError, OutputError, PartsongError
+from partsong.knobs import did_you_mean
 from partsong.left_out_libraries import leave_out
 from partsong.outputs import check_writable, write_json
 from partsong.whole_text import whole_json
@@ -142,6 +143,11 @@ def parse(args: Sequence[str]) -> Any:
     Raises:
         ArgumentError: a file of options cannot be read.
     """
+    if list(args) == ["--version"]:
+        from partsong import __version__
+
+        print(f"partsong {__version__}")
+        sys.exit(0)
     if list(args[:2]) == ["serve", "check"]:
         args = ["serve check", *args[2:]]  # to the parser it is another command
     options = _read(args)
@@ -166,13 +172,23 @@ def _read(args: Sequence[str]) -> Any:
     except SystemExit as error:
         if error.code in (0, None):
             raise
-        _fail(_one_line(complaints.getvalue()), 2)
+        _fail(_one_line(complaints.getvalue()) + _hint(args), 2)
 
 
 def _cleaned(options: Any) -> Any:
     """Cleans texts for models of half characters; names of files stay as they are."""
     given = {name: getattr(options, name, None) for name in _TEXTS}
     return replace(options, **{name: whole_json(value) for name, value in given.items() if value is not None})
+
+
+def _hint(args: Sequence[str]) -> str:
+    """Returns the command or the option that was probably meant, where an unknown one was given."""
+    command, *more = args or [""]
+    if command not in COMMANDS:
+        return did_you_mean(command, COMMANDS)
+    known = [f"--{field.name.replace('_', '-')}" for field in fields(COMMANDS[command])]
+    given = [word.partition("=")[0].replace("_", "-") for word in more if word.startswith("--")]
+    return next((did_you_mean(word, known) for word in given if word not in (*known, "--help")), "")
 
 
 def _one_line(box: str) -> str:

@@ -13,7 +13,7 @@ from partsong.cli.serving_options import ServeCheck, Serving
 from partsong.knobs import Number, Whole
 
 __all__ = [
-    "Asking", "Bench", "Calibrating", "Command", "Decoding", "Demo", "Env", "Eval", "EvalSuite", "Image",
+    "Asking", "Bench", "Calibrating", "Decoding", "Demo", "Env", "Eval", "EvalSuite", "Image",
     "List", "Oracle", "ParallelBench", "PlannerEval", "Planning", "Reasoning", "Sampling", "ServeCheck",
     "Serving", "Text", "Think", "Video",
 ]  # fmt: skip
@@ -380,20 +380,3 @@ class Demo(Common):
     """HTML page to write."""
     picture: Path = None
     """Also write the pictures side by side as one PNG."""
-
-
-Command = (
-    Annotated[Image, tyro.conf.subcommand("image")]
-    | Annotated[Video, tyro.conf.subcommand("video")]
-    | Annotated[Text, tyro.conf.subcommand("text")]
-    | Annotated[Think, tyro.conf.subcommand("think")]
-    | Annotated[EvalSuite, tyro.conf.subcommand("eval")]
-    | Annotated[Bench, tyro.conf.subcommand("bench")]
-    | Annotated[Planning, tyro.conf.subcommand("plan")]
-    | Annotated[Calibrating, tyro.conf.subcommand("calibrate")]
-    | Annotated[Serving, tyro.conf.subcommand("serve")]
-    | Annotated[ServeCheck, tyro.conf.subcommand("serve check")]
-    | Annotated[Env, tyro.conf.subcommand("env")]
-    | Annotated[List, tyro.conf.subcommand("list")]
-    | Annotated[Demo, tyro.conf.subcommand("demo")]
-)

@@ -34,14 +34,17 @@ def find_text_model(name: str, adapter: str | None = None) -> FolderSource:
     """Resolves a zoo name, a local transformers folder or a hub id, and checks that its family can be decoded.
 
     Args:
-        name: what the user wrote. It is looked up as a folder first, then in the zoo, then on the hub.
+        name: what the user wrote. It is looked up as a folder first, then in the zoo, then on the hub; SmolLM2 from its
+            package has the name that thinking gives it.
         adapter: as given by ``--adapter``.
 
     Raises:
         ArgumentError: the model is unknown, incomplete or not reachable, or there is no such adapter; says which.
         UnsupportedError: the family of the model is not recognised.
     """
-    folder = model_folder(name)
+    from partsong.reasoning.local import smollm2
+
+    folder = model_folder(name, others={smollm2.NAME: smollm2.folder})
     _check_folder(folder, adapter)
     of_zoo = name in zoo.MODELS and folder == zoo.MODELS[name].folder
     return FolderSource(folder=folder, zoo_name=name if of_zoo else None)
