@@ -29,7 +29,7 @@ def test_readme_is_short() -> None:
 
 
 def test_readme_report_is_what_predict_says() -> None:
-    row = MODELS["flux-dev"]
+    row = MODELS["z-image-turbo"]
     with torch.device("meta"):
         model = getattr(diffusers, row.denoiser)(**row.config).to(torch.bfloat16)
     inputs = row.call(Size(height=1024, width=1024), dict(model.config))
@@ -46,13 +46,15 @@ def printed_by(script: str) -> str:
 @pytest.mark.parametrize("torchrun", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_readme_example_runs_with_a_small_model(tmp_path: Path, torchrun: bool) -> None:
     """Under torchrun, as README says, and on ranks of `launch`; the zoo's model stands in for the large one."""
-    body = examples(README)[0].replace("black-forest-labs/FLUX.1-dev", str(ZOO["shapes"].folder))
+    body = examples(README)[0].replace("Tongyi-MAI/Z-Image-Turbo", str(ZOO["shapes"].folder))
     body = body.replace("height=1024, width=1024", "num_inference_steps=2").replace("bfloat16", "float32")
+    body = body.replace("lighthouse.png", str(tmp_path / "lighthouse.png"))
     script = tmp_path / "draw.py"
     script.write_text(body + "    assert image.size == (64, 64)\n")
     if not torchrun:
         said = launch(printed_by, 2, str(script))
         assert "over 2 ranks (ring)" in said and "rank 1 sends" in said
+        assert (tmp_path / "lighthouse.png").is_file()
         return
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
