@@ -145,7 +145,7 @@ def test_a_strategy_is_read_from_text(text: str, want: Strategy) -> None:
     ("text", "found"),
     [
         ("", ", ".join(strategies())),
-        ("Ulysses", "no strategy 'Ulysses'"),
+        ("Ulyses", "no strategy 'Ulyses'.*did you mean ulysses"),
         ("ulysses:steps=2", "no option 'steps'.*degree"),
         ("ulysses:kind=exact", "no option 'kind'; its options are degree, waves, wire$"),
         ("sharded-weights:has_loop=1", "no option 'has_loop'; its options are none$"),

@@ -316,10 +316,12 @@ def check_degrees(degrees: Mapping[str, int], world_size: int) -> None:
     check_knobs(dict.fromkeys(degrees, Count), degrees, "mesh axis ")
     product = math.prod(degrees.values())
     if product != world_size:
+        there = f"there are {world_size} ranks" if world_size > 1 else "there is one rank"
+        how = f" (torchrun --nproc-per-node {product} YOUR_SCRIPT.py)" if world_size == 1 else ""
         axes = " x ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "all axes 1"
         raise ArgumentError(
-            f"the mesh degrees ({axes}) multiply to {product}, but there are {world_size} ranks; "
-            f"start {product} rank{'s' if product > 1 else ''} or choose degrees whose product is {world_size}"
+            f"the mesh degrees ({axes}) multiply to {product}, but {there}; "
+            f"start {product} rank{'s' if product > 1 else ''}{how} or choose degrees whose product is {world_size}"
         )
 
 
