@@ -37,7 +37,7 @@ OWN = re.compile(r"Looking in|WARNING: Location|Processing |^\s*Link requires|fi
 REQUEST = {"model": "shapes", "prompt": "a red circle left of a blue square", "size": "64x64"}
 #: Steps that need what most machines lack, by a part of their text, and why they are not run.
 NOT_RUN = {
-    "black-forest-labs/FLUX.1-dev": "needs a model of 24 GB and two GPUs",
+    "Tongyi-MAI/Z-Image-Turbo": "needs a model of 21 GB and two GPUs",
     "make test ": "takes a quarter of an hour by itself",
 }
 #: What README's table of extras says to install before a command.

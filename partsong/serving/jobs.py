@@ -18,7 +18,7 @@ Status = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
 ENDED: tuple[Status, ...] = ("completed", "failed", "cancelled")
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Job:
     """Describes a job from its request to the end of its files.
 
