@@ -3,7 +3,7 @@
     python -m tests.serving.screenshots --out docs/images
 
 Each state is photographed in light and in dark: nothing made yet, a job at work, a job done, a job beside its serial
-twin, a request that is refused, and a chat.
+twin, a request that is refused, a chat, and the operator's view.
 """
 
 from __future__ import annotations
@@ -93,6 +93,9 @@ def chat(page: Page, out: Path) -> None:
     page.wait_for_selector(".usage", timeout=180_000)
     page.locator(".turn summary").click()
     both(page, out, "chat")
+    page.get_by_role("link", name="Server").click()
+    page.wait_for_selector("#server-view table")
+    both(page, out, "server")
 
 
 def both(page: Page, out: Path, name: str) -> None:
