@@ -52,7 +52,15 @@ def test_steps_of_readme(newcomer: ModuleType) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     steps = newcomer.steps_of(readme)
     texts = [step.text for step in steps]
-    wanted = ["pip install .", "make demo", "Z-Image", "partsong image", "lists-mdlm", "partsong think", "partsong plan"]
+    wanted = [
+        "pip install .",
+        "make demo",
+        "Z-Image",
+        "partsong image",
+        "lists-mdlm",
+        "partsong think",
+        "partsong plan",
+    ]
     places = [next(place for place, text in enumerate(texts) if each in text) for each in wanted]
     assert places == sorted(places)
     assert [step.kind for step in steps].count("python") == 2

@@ -127,6 +127,8 @@ def test_decode_and_generate_write_the_same_with_it(folders: dict[str, Path], pr
             UnsupportedError,
             "have sliding_attention attention",
         ),
+        ({"mask_token_id": None}, ArgumentError, "does not say mask_token_id, which dspark needs"),
+        ({"mask_token_id": 31}, UnsupportedError, "fills blocks with token 31, which this model does not know"),
         ({"num_hidden_layers": 3}, ArgumentError, "lacks 9 tensors of a drafter by dspark, layers.2.self_attn.q_proj"),
     ],
 )

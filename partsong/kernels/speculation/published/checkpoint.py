@@ -139,7 +139,11 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check(read: DraftCheckpoint, model: Any, folder: Path) -> None:
-    """Checks that all tensors are there, and fit the model."""
+    """Checks that all settings and tensors are there, and fit the model."""
+    wanted = ["num_attention_heads", "hidden_size"]
+    wanted += [] if read.kind == "eagle3" else ["num_hidden_layers", "mask_token_id"]
+    if unset := [name for name in wanted if read.settings.get(name) is None]:
+        raise ArgumentError(f"{folder / 'config.json'} does not say {', '.join(unset)}, which {read.kind} needs")
     names = [f"layers.{layer}.{name}.weight" for layer in range(read.num_layers) for name in _LAYER]
     names += ["fc.weight", "norm.weight"]
     names += ["layers.0.hidden_norm.weight", "lm_head.weight"] if read.kind == "eagle3" else ["hidden_norm.weight"]
@@ -156,6 +160,9 @@ def _check(read: DraftCheckpoint, model: Any, folder: Path) -> None:
             f"{folder} reads {columns} numbers of {len(read.layers)} layers for a width of {rows}, and the states of "
             f"this model have {model.hidden_size}; give the drafter of this model"
         )
+    table, mask = read.weights.get("embed_tokens.weight"), read.settings.get("mask_token_id") or 0
+    if mask >= (model.vocab_size if table is None else len(table)):
+        raise UnsupportedError(f"{folder} fills blocks with token {mask}, which this model does not know")
     largest = len(read.weights["lm_head.weight"]) - 1 if "lm_head.weight" in read.weights else 0
     if (largest if read.tokens is None else int(read.tokens.max())) >= model.vocab_size:
         raise UnsupportedError(f"{folder} guesses tokens that this model's {model.vocab_size} do not include")
