@@ -23,9 +23,9 @@ def main() -> None:
         print(table)
         return
     note = (
-        f"The least of {REPEATS} runs of {CALLS} attentions on a CPU, without kernels that compute and messages. Before "
-        "the exchanges were rewritten, on another machine: 316 to 373 at 2 ranks and 871 to 1,537 at 8, with 64 to 123 "
-        "launches at 8."
+        f"The least of {REPEATS} runs of {CALLS} attentions on a CPU, without kernels that compute and messages. "
+        "Before the exchanges were rewritten, on another machine: 316 to 373 at 2 ranks and 871 to 1,537 at 8, with 64 "
+        "to 123 launches at 8."
     )
     file_result(result_path(__file__), __file__, rows, "What an attention costs the host", note, table)
 

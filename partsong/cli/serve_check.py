@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import time
@@ -20,6 +22,8 @@ __all__ = ["check", "summary"]
 #: The job that is asked of a model of pictures or videos, and the text that is asked of any other.
 _JOB = {"prompt": "a test", "num_inference_steps": 1}
 _TEXT = {"prompt": "1", "max_tokens": 8}
+#: Steps where a job begins with a picture: models then leave out the first ones.
+_STEPS_FROM_PICTURE = 4
 #: Seconds between two looks at a job.
 _PAUSE = 0.2
 
@@ -49,7 +53,7 @@ def check(options: ServeCheck) -> dict[str, Any]:
     models: list[dict[str, Any]] = []
     note("models", lambda: models.extend(server.ask("/v1/models")["data"]) or _names(models))
     for model in models if options.make else ():
-        note(f"{model['kind']} {model['id']}", partial(server.make, model["id"], model["kind"]))
+        note(f"{model['kind']} {model['id']}", partial(server.make, model))
     return {"command": "serve check", "url": options.url, "checks": checks}
 
 
@@ -84,21 +88,39 @@ class _Server:
         except (URLError, OSError, ValueError) as error:
             raise DistributedError(f"{self._url}{path} does not answer: {error}") from error
 
-    def make(self, model: str, kind: str) -> str:
-        """Has a model make something small, and waits for it."""
+    def make(self, model: dict[str, Any]) -> str:
+        """Has a model make something small, from a picture where it takes one, and waits for it."""
+        name, kind = model["id"], model["kind"]
         if kind not in ("image", "video"):
-            self.ask("/v1/completions", {**_TEXT, "model": model})
+            self.ask("/v1/completions", {**_TEXT, "model": name})
             return "made"
-        job = self.ask("/v1/jobs", {**_JOB, "model": model, "kind": kind})
+        job = self.ask("/v1/jobs", {**_JOB, **_begin(model), "model": name, "kind": kind})
         until = time.monotonic() + self._seconds
         while job.get("status") in ("queued", "in_progress"):
             if time.monotonic() > until:
-                raise DistributedError(f"{model} was not done within {self._seconds:g} s: {job['status']}")
+                raise DistributedError(f"{name} was not done within {self._seconds:g} s: {job['status']}")
             time.sleep(_PAUSE)
             job = self.ask(f"/v1/jobs/{job['id']}")
         if job.get("error"):
-            raise DistributedError(f"{model} failed: {job['error']['message']}")
+            raise DistributedError(f"{name} failed: {job['error']['message']}")
         return "made"
+
+
+def _begin(model: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a job begins with where the model can begin with a picture: a grey one, all of which may change."""
+    if not model.get("most_pictures"):
+        return {}
+    begin = {"num_inference_steps": _STEPS_FROM_PICTURE, "pictures": [_grey("RGB")]}
+    return {**begin, "mask": _grey("RGBA")} if model.get("takes_mask") else begin
+
+
+def _grey(mode: str) -> str:
+    """Returns a grey picture as a data URL; it is transparent where the mode allows that."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new(mode, (64, 64), (128, 128, 128, 0)[: len(mode)]).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def _health(reply: dict[str, Any]) -> str:

@@ -65,6 +65,7 @@ class PictureService:
             "defaults": shown,
             "denoiser": None if facts is None else dict(facts.denoiser),
             "most_pictures": 0 if facts is None else facts.most_pictures,
+            "takes_mask": facts is not None and facts.takes_mask,
         }
 
 

@@ -60,8 +60,12 @@ def test_ethernet_between_single_devices() -> None:
 @pytest.mark.full
 def test_several_machines() -> None:
     advice = plan("wan-14b", "8xh100", "nvlink", per_node=4, across="10gbit")
-    assert advice.choice.strategy.startswith("cfg-parallel:degree=2 ulysses:degree=4")
-    assert faster(advice) == pytest.approx(7.7, abs=0.2)
+    # Guidance, which exchanges least, lies across machines; inside one the ways to share attention are all but equal.
+    seconds = {row.strategy.removesuffix(" parallel-vae encode-once"): row.seconds for row in advice.rows}
+    inside = [f"cfg-parallel:degree=2 {name}:degree=4" for name in ("ring", "token-ring", "ulysses")]
+    assert advice.choice.strategy.startswith(tuple(inside))
+    assert [seconds[name] for name in inside] == pytest.approx([advice.choice.seconds] * 3, rel=0.01)
+    assert faster(advice) == pytest.approx(7.04, abs=0.2)
 
 
 @pytest.mark.full

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -119,15 +120,33 @@ def test_ranks_that_die_come_back_once(engine: RanksEngine, plain: list[Completi
         asyncio.run(killed())
 
 
+@pytest.mark.slow
+def test_ranks_that_are_starting_end_with_the_engine(engine: RanksEngine) -> None:
+    async def main() -> None:
+        os.kill(_last_rank(), signal.SIGKILL)
+        while engine._life.error is None:
+            await asyncio.sleep(0.01)
+        waiting = asyncio.ensure_future(engine.generate(request("zz")))
+        while engine._life.error is not None:  # until the ranks that follow are starting
+            await asyncio.sleep(0.01)
+        assert engine._life.state == "starting"
+        await engine.close()
+        with pytest.raises(EngineError, match="the engine is closed"):
+            await waiting
+
+    asyncio.run(main())
+    for thread in engine._life._threads:
+        thread.join(120)
+    assert not _ranks()
+
+
+def _ranks() -> list[Any]:
+    return [child for child in multiprocessing.active_children() if child.name.startswith("rank ")]
+
+
 def _last_rank() -> int:
     """Returns the process id of rank 1, by what its parent called it."""
-    import multiprocessing
-
-    return max((child for child in multiprocessing.active_children() if child.name == "rank 1"), key=_pid).pid or 0
-
-
-def _pid(child: Any) -> int:
-    return child.pid
+    return max(child.pid for child in _ranks() if child.name == "rank 1")
 
 
 @pytest.mark.parametrize(

@@ -94,13 +94,16 @@ class RanksLife:
         self._send(ToRanks("cancel", call.number))
 
     def end(self) -> None:
-        """Ends the ranks, and waits for that."""
-        from partsong.reasoning.hosted.rank import ToRanks
-
+        """Ends the ranks, and waits for that; those that are still starting end once they have started."""
         self._ends = True
-        self._send(ToRanks("end"))
+        self._ask_for_the_end()
         for thread in self._threads:
             thread.join(_GRACE)
+
+    def _ask_for_the_end(self) -> None:
+        from partsong.reasoning.hosted.rank import ToRanks
+
+        self._send(ToRanks("end"))
 
     def _send(self, message: Any) -> None:
         with self._sending, contextlib.suppress(OSError):  # they have ended; another thread reports the cause
@@ -146,6 +149,8 @@ class RanksLife:
             self.facts = EngineFacts(*line.recv())
             with self._sending:
                 self._line = line
+            if self._ends:  # it was said before there was a line
+                self._ask_for_the_end()
             with self._changed:
                 if self.error is None:
                     self.state, self.has_answered = "up", True
