@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import functools
 import itertools
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.errors import ArgumentError
 from partsong.knobs import Count, Number, Whole, check_knobs, type_hints
 from partsong.reasoning.calls.call import Completion, Request
 from partsong.reasoning.calls.engine import Engine, EngineError, Progress
+from partsong.reasoning.calls.waiter import in_loop
 from partsong.reasoning.cluster.joining import import_ray, join_cluster
 from partsong.reasoning.cluster.place import Cluster, EnginePlace, last_line
 from partsong.reasoning.cluster.placement import Placement, gpu_share
-from partsong.reasoning.hosted.host import Host, make_local
-from partsong.reasoning.hosted.placed_call import LostError, PlacedCall, in_loop
+from partsong.reasoning.hosted.host import Host, make_local, place_of
+from partsong.reasoning.hosted.placed_call import PlacedCall, ask_until_answered
 
 __all__ = ["RayEngine"]
 
-#: Actors that may die during one call before it fails, so that a call that kills engines does not reach all of them.
-_MAX_LOSSES = 3
 #: Seconds engines have to close before their processes are ended.
 _GRACE = 5.0
 
@@ -156,29 +153,7 @@ class RayEngine:
             EngineError: no engine is left, three engines died during the call, or the engine is closed. Errors of the
                 engines themselves are raised as well.
         """
-        loop, lost = asyncio.get_running_loop(), 0
-        for losses in itertools.count(1):
-            call = PlacedCall(next(self._numbers), request, loop.create_future(), asyncio.Event(), progress, lost)
-            place = await self._assign(call)
-            try:
-                completion = await call.future
-                usage = completion.usage
-                return replace(completion, usage=replace(usage, wasted=usage.wasted + lost))
-            except LostError as error:
-                if losses == _MAX_LOSSES:
-                    raise EngineError(
-                        f"the call was under way on {losses} engines that died; the last: {error}"
-                    ) from None
-                lost += call.tokens
-                if progress is not None and call.tokens:
-                    progress("", lost, restart=True)
-            except asyncio.CancelledError:
-                place.cancel(call)
-                # The call counts as ended once the actor has dropped it. A second cancellation does not wait for that.
-                with contextlib.suppress(asyncio.CancelledError):
-                    await call.left.wait()
-                raise
-        raise AssertionError
+        return await ask_until_answered(request, progress, self._numbers, self._assign, "engines")
 
     async def _assign(self, call: PlacedCall) -> EnginePlace:
         """Gives a call to an engine; waits while all of them are being restarted."""
@@ -243,10 +218,8 @@ def _maker(
         if options:
             raise ArgumentError(f"{', '.join(options)}: these are for model=; a factory sets its engine's own options")
         return factory
-    if not isinstance(model, str | Path):
-        raise ArgumentTypeError(f"model is a folder or a name, which each actor loads; found {type(model).__name__}")
-    # Actors may run in another folder than this process.
-    return functools.partial(make_local, str(Path(model).resolve()) if Path(model).is_dir() else str(model), options)
+    assert model is not None
+    return functools.partial(make_local, place_of(model), options)
 
 
 def _check_room(num_engines: int, num_cpus: float, num_gpus: float, has: dict[str, float]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from partsong.reasoning.calls.engine import EngineError
-from partsong.reasoning.hosted.host import HostReport
-from partsong.reasoning.hosted.placed_call import LostError, PlacedCall, in_loop
+from partsong.reasoning.calls.waiter import in_loop
+from partsong.reasoning.hosted.placed_call import LostError, PlacedCall, hand_on
 
 __all__ = ["Cluster", "EnginePlace", "last_line"]
 
@@ -98,20 +98,10 @@ class EnginePlace:
                     self.where = ray.get(self.start)[1]
                     self.state = "up"
                     self._on_change()
-                self._hand_on(ray.get(self.actor.news.remote()))
+                hand_on(self.calls, self._lock, ray.get(self.actor.news.remote()))
             except BaseException as error:  # noqa: BLE001 - Ray may end threads by SystemExit; no call is left waiting
                 if not self._restart(error):
                     return
-
-    def _hand_on(self, news: Mapping[int, HostReport]) -> None:
-        """Passes the reports of the actor to the loops that wait for its calls."""
-        with self._lock:
-            pairs = [(self.calls[number], report) for number, report in news.items() if number in self.calls]
-            for call, report in pairs:
-                if report.end is not None:
-                    del self.calls[call.number]
-        for call, report in pairs:
-            in_loop(call.future.get_loop(), call.take, report)
 
     def _restart(self, error: BaseException) -> bool:
         """Gives up the calls of an actor that has ended; starts another actor and returns whether that is allowed."""
@@ -138,7 +128,7 @@ class EnginePlace:
             error = LostError(f"the call was under way on {self}")
             if self._closing:
                 error = EngineError("the engine was closed while this call was under way")
-            in_loop(call.future.get_loop(), call.deliver, error)
+            in_loop(call.loop, call.deliver, error)
 
 
 def last_line(error: BaseException) -> str:

@@ -8,13 +8,14 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from partsong.errors import ArgumentError, PartsongError
+from partsong.errors import ArgumentError, ArgumentTypeError, PartsongError
 from partsong.reasoning.calls.call import Completion, Request
 from partsong.reasoning.calls.engine import Engine, EngineError
 
-__all__ = ["Host", "HostReport", "Report", "make_local"]
+__all__ = ["Host", "HostReport", "Report", "make_local", "place_of"]
 
 #: Seconds that reports wait for more, so that they are sent together.
 _GATHER = 0.01
@@ -114,6 +115,17 @@ def _portable(error: Exception) -> Exception:
     if isinstance(error, PartsongError) and type(error).__module__.startswith("partsong."):
         return error
     return EngineError(f"the engine failed: {error!r}")
+
+
+def place_of(model: str | Path) -> str:
+    """Returns what another process loads as this model; it may begin in another folder than this one.
+
+    Raises:
+        ArgumentTypeError: it is no folder or name.
+    """
+    if not isinstance(model, str | Path):
+        raise ArgumentTypeError(f"model is a folder or a name, which each process loads; found {type(model).__name__}")
+    return str(Path(model).resolve()) if Path(model).is_dir() else str(model)
 
 
 def make_local(model: str, options: Mapping[str, Any]) -> Engine:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import itertools
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from partsong.errors import ArgumentError, ArgumentTypeError
+from partsong.errors import ArgumentError
 from partsong.knobs import Count, Whole, check_knobs, type_hints
 from partsong.reasoning.calls.call import Completion, Request
 from partsong.reasoning.calls.engine import EngineError, Progress
-from partsong.reasoning.hosted.placed_call import LostError, PlacedCall
+from partsong.reasoning.hosted.host import place_of
+from partsong.reasoning.hosted.placed_call import PlacedCall, ask_until_answered
 from partsong.reasoning.hosted.ranks_life import RanksLife
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RanksEngine"]
 
-#: Times that ranks may die during one call before it fails, so that a call that kills them does not do so for ever.
-_MAX_LOSSES = 3
 _SIZES = {"nproc": Count, "threads": Count, "restarts": Annotated[int, Whole(0)]}
 #: Options of `LocalEngine` that are made on the ranks, or are not for them.
 _NOT_HERE = ("self", "model", "strategies", "mesh", "name", "tokenizer", "thoughts")
@@ -79,7 +76,7 @@ class RanksEngine:
         **options: Any,
     ) -> None:
         check_knobs(_SIZES, {"nproc": nproc, "threads": 1 if threads is None else threads, "restarts": restarts})
-        self._start = (nproc, _place(model), _shared(strategies), {**_checked(options), "threads": threads})
+        self._start = (nproc, place_of(model), _shared(strategies), {**_checked(options), "threads": threads})
         self.tokenizer = _tokenizer(model)
         self._restarts, self._closed = restarts, False
         self._numbers, self._changed = itertools.count(), threading.Condition()
@@ -99,27 +96,13 @@ class RanksEngine:
             ArgumentError: what `LocalEngine` refuses.
             EngineError: the ranks died too often, or the engine is closed.
         """
-        loop, lost = asyncio.get_running_loop(), 0
-        for losses in itertools.count(1):
-            call = PlacedCall(next(self._numbers), request, loop.create_future(), asyncio.Event(), progress, lost)
+
+        async def place(call: PlacedCall) -> RanksLife:
             life = self._life if self._life.state == "up" else await asyncio.to_thread(self._living)
             life.begin(call, plain=plain)
-            try:
-                completion = await call.future
-                return replace(completion, usage=replace(completion.usage, wasted=completion.usage.wasted + lost))
-            except LostError as error:
-                if losses == _MAX_LOSSES:
-                    raise EngineError(f"the ranks died {losses} times during the call; the last: {error}") from None
-                lost += call.tokens
-                if progress is not None and call.tokens:
-                    progress("", lost, restart=True)
-            except asyncio.CancelledError:
-                life.cancel(call)
-                # The call counts as ended once the ranks have dropped it. A second cancellation does not wait for that.
-                with contextlib.suppress(asyncio.CancelledError):
-                    await call.left.wait()
-                raise
-        raise AssertionError
+            return life
+
+        return await ask_until_answered(request, progress, self._numbers, place, "groups of ranks")
 
     async def close(self) -> None:
         """Ends the ranks; running calls get an `EngineError`. Closing twice does nothing."""
@@ -149,13 +132,6 @@ class RanksEngine:
         atexit.unregister(self._end)
         if life is not None:
             life.end()
-
-
-def _place(model: str | Path) -> str:
-    if not isinstance(model, str | Path):
-        raise ArgumentTypeError(f"model is a folder or a name, which each rank loads; found {type(model).__name__}")
-    # Ranks may begin in another folder than this process.
-    return str(Path(model).resolve()) if Path(model).is_dir() else str(model)
 
 
 def _tokenizer(model: str | Path) -> Any:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from partsong.errors import DistributedError, PartsongError
 from partsong.reasoning.calls.engine import EngineError
+from partsong.reasoning.calls.waiter import in_loop
 from partsong.reasoning.hosted.host import HostReport
-from partsong.reasoning.hosted.placed_call import LostError, PlacedCall, in_loop
+from partsong.reasoning.hosted.placed_call import LostError, PlacedCall, hand_on
 
 if TYPE_CHECKING:
     from partsong.parallel import Strategy
@@ -85,7 +86,7 @@ class RanksLife:
         if is_up:
             self._send(ToRanks("begin", call.number, call.request, plain))
         else:
-            in_loop(call.future.get_loop(), call.deliver, LostError("the ranks have ended"))
+            in_loop(call.loop, call.deliver, LostError("the ranks have ended"))
 
     def cancel(self, call: PlacedCall) -> None:
         """Cancels a call; `PlacedCall.left` is set once the ranks have dropped it."""
@@ -135,7 +136,7 @@ class RanksLife:
             self._changed.notify_all()
         for call in lost:
             end = error if self._ends else LostError(f"the call was under way on ranks that ended: {error}")
-            in_loop(call.future.get_loop(), call.deliver, end)
+            in_loop(call.loop, call.deliver, end)
 
     def _read(self) -> None:
         """Passes what the ranks report on to the loops that wait."""
@@ -156,18 +157,13 @@ class RanksLife:
                     self.state, self.has_answered = "up", True
                 self._changed.notify_all()
             while True:
-                self._hand_on(line.recv())
+                self._take(line.recv())
         with self._sending:
             self._line = None
             line.close()
 
-    def _hand_on(self, news: Mapping[int, HostReport]) -> None:
-        with self._changed:
-            pairs = [(self._calls[number], report) for number, report in news.items() if number in self._calls]
-            for call, report in pairs:
-                if isinstance(report.end, DistributedError):
-                    report.end = None  # the ranks are about to end, and their end says that the call is lost
-                if report.end is not None:
-                    del self._calls[call.number]
-        for call, report in pairs:
-            in_loop(call.future.get_loop(), call.take, report)
+    def _take(self, news: Mapping[int, HostReport]) -> None:
+        for report in news.values():
+            if isinstance(report.end, DistributedError):
+                report.end = None  # the ranks are about to end, and their end says that the call is lost
+        hand_on(self._calls, self._changed, news)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
+import functools
 import itertools
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -175,18 +175,11 @@ class LocalEngine:
         """
         if self._worker is None:
             raise EngineError("this rank follows the first one, which answers: call follow() here")
-        ticket, loop = self._ticket(request, plain), asyncio.get_running_loop()
+        ticket = self._ticket(request, plain)
         call = OpenCall(next(self._numbers), request, plain)
-        caller = ticket.caller = WaitingCaller(call, loop, loop.create_future(), asyncio.Event(), progress)
+        caller = ticket.caller = WaitingCaller(call=call, progress=progress)
         self._worker.submit(ticket)
-        try:
-            return await caller.future
-        except asyncio.CancelledError:
-            self._worker.cancel(ticket)
-            # The row leaves before the next step; a second cancellation does not wait for that.
-            with contextlib.suppress(asyncio.CancelledError):
-                await caller.left.wait()
-            raise
+        return await caller.answer(functools.partial(self._worker.cancel, ticket))
 
     def follow(self) -> None:
         """Computes this rank's share of the first rank's answers, until the engine there is closed.

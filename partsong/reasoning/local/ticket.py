@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 
 from partsong.kernels.keyed_draw import TokenDraw
 from partsong.kernels.speculation.drafter import DraftText
 from partsong.reasoning.calls.call import Completion, Parameters, Usage
-from partsong.reasoning.calls.engine import Progress
+from partsong.reasoning.calls.waiter import Waiter
 from partsong.reasoning.local.lockstep import OpenCall
 from partsong.reasoning.local.prompt import Prompt
 from partsong.reasoning.local.stops import AnswerText
@@ -17,38 +16,20 @@ from partsong.reasoning.threads.layout import TokenRun, lay_out
 __all__ = ["Ticket", "WaitingCaller"]
 
 
-@dataclass(slots=True, eq=False)
-class WaitingCaller:
+@dataclass(kw_only=True, slots=True, eq=False)
+class WaitingCaller(Waiter):
     """Waits in a loop for the answer to a request.
 
     Attributes:
         call: what it asks.
-        loop: the loop in which the caller waits.
-        future: takes the completion.
-        left: set once the engine is done with the request.
-        progress: called with new text.
     """
 
     call: OpenCall
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Completion]
-    left: asyncio.Event
-    progress: Progress | None = None
 
     def report(self, text: str, tokens: int, confidence: tuple[float, ...]) -> None:
         """Reports progress; runs in the loop."""
         if self.progress is not None and not self.future.done():
             self.progress(text, tokens, confidence)
-
-    def deliver(self, outcome: Completion | Exception) -> None:
-        """Ends the call; runs in the loop."""
-        self.left.set()
-        if self.future.done():
-            return
-        if isinstance(outcome, Completion):
-            self.future.set_result(outcome)
-        else:
-            self.future.set_exception(outcome)
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,7 @@ import torch
 from partsong.errors import PartsongError
 from partsong.reasoning.calls.call import Request
 from partsong.reasoning.calls.engine import EngineError
+from partsong.reasoning.calls.waiter import in_loop
 from partsong.reasoning.local.lockstep import Lockstep, LockstepTurn
 from partsong.reasoning.local.scheduler import Scheduler, SchedulerReport
 from partsong.reasoning.local.ticket import Ticket, WaitingCaller
@@ -134,7 +135,7 @@ class Worker:
             outcome.__cause__ = error
         for ticket in tickets:
             if ticket.caller is not None:
-                _in_loop(ticket.caller.loop, ticket.caller.deliver, outcome)
+                in_loop(ticket.caller.loop, ticket.caller.deliver, outcome)
 
 
 def follow(scheduler: Scheduler, lockstep: Lockstep, ticket_of: Callable[[Request, bool], Ticket]) -> None:
@@ -176,7 +177,7 @@ def _report(news: list[SchedulerReport]) -> None:
         if caller is not None and (each.ended or caller.progress is not None):
             loops[caller.loop].append((caller, each))
     for loop, reports in loops.items():
-        _in_loop(loop, _deliver, reports)
+        in_loop(loop, _deliver, reports)
 
 
 def _deliver(news: list[tuple[WaitingCaller, SchedulerReport]]) -> None:
@@ -185,13 +186,3 @@ def _deliver(news: list[tuple[WaitingCaller, SchedulerReport]]) -> None:
             caller.report(each.text, each.tokens, each.confidence)
         if each.ended:
             caller.deliver(each.completion or each.error or EngineError("the call was cancelled"))
-
-
-def _in_loop(loop: asyncio.AbstractEventLoop, function: object, argument: object) -> None:
-    assert callable(function)
-    try:
-        loop.call_soon_threadsafe(function, argument)
-    except RuntimeError:
-        # The loop is closed, so no caller waits there.
-        if not loop.is_closed():
-            raise
