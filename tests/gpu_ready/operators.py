@@ -121,6 +121,8 @@ def _caller() -> tuple[Path, str]:
         frame = frame.f_back
     assert frame is not None, "a test has called it"
     parts = Path(path).parts
+    if "site-packages" in parts:  # an environment may lie in a folder that is called partsong
+        parts = parts[parts.index("site-packages") + 1 :]
     start = next((n for n in reversed(range(len(parts))) if parts[n] in ("partsong", "diffusers", "tests")), -1)
     return Path(path), f"{'/'.join(parts[start:])}:{frame.f_code.co_qualname}"
 
