@@ -62,7 +62,7 @@ class Waiter:
 
 
 def in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
-    """Calls a function in a loop, from any thread; does nothing if the loop is closed, where nobody waits."""
+    """Calls a function in a loop, from any thread; does nothing if the loop is closed, where no caller waits."""
     try:
         loop.call_soon_threadsafe(function, *arguments)
     except RuntimeError:
