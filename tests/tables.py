@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from partsong import zoo
+from partsong import LayerPipeline, zoo
 from partsong.knobs import kebab
 from partsong.reasoning.strategies import STRATEGIES
 from partsong.samplers.registry import BUILT_IN, use_when
@@ -112,7 +112,8 @@ def with_part(text: str, begin: str, end: str, part: str) -> str:
 
 def documents() -> dict[Path, str]:
     """What every document and list that is written from the code should say."""
-    names = "".join(f"{kebab(row.strategy.__name__)}\n" for row in BUILT_IN)
+    drawing = (row.strategy for row in BUILT_IN if row.strategy is not LayerPipeline)  # which is for texts
+    names = "".join(f"{kebab(kind.__name__)}\n" for kind in drawing)
     whole = {
         DOCS / "support.md": support_page(),
         DOCS / "with.md": with_page(),

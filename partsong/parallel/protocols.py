@@ -271,6 +271,10 @@ class TextShards(Protocol):
         """Returns how many of a model's heads of keys this rank computes."""
         return heads
 
+    def layers_here(self, layers: int) -> range:
+        """Returns which of a model's layers this rank computes."""
+        return range(layers)
+
     def spared(self) -> int:
         """Returns the bytes of weights that the modules still hold, and other ranks in this one's place."""
         return 0

@@ -21,6 +21,7 @@ from partsong.parallel.exchange.ulysses import Ulysses as Ulysses
 from partsong.parallel.exchange.usp import Usp as Usp
 from partsong.parallel.expert_parallel.strategy import ExpertParallel as ExpertParallel
 from partsong.parallel.lagged_layers import LaggedLayers as LaggedLayers
+from partsong.parallel.layer_pipeline import LayerPipeline as LayerPipeline
 from partsong.parallel.sharded_weights.strategy import ShardedWeights as ShardedWeights
 from partsong.parallel.step_cache.strategy import StepCache as StepCache
 from partsong.parallel.strategy import Strategy
@@ -75,6 +76,7 @@ BUILT_IN = (
     StrategyRow(PartialPatch, planned=True),
     StrategyRow(TensorParallel, planned=True),
     StrategyRow(ShardedWeights),
+    StrategyRow(LayerPipeline),
     StrategyRow(PatchPipeline, loop=patch_pipeline, planned=True),
     StrategyRow(LaggedLayers, planned=True),
     StrategyRow(ClipParallel, planned=True),

@@ -16,9 +16,9 @@ from partsong import (
 from partsong.parallel import Strategy
 from partsong.samplers.registry import BUILT_IN
 
-#: Strategies for few models or for videos, which have tests of their own.
+#: Strategies for few models, for videos or for texts, which have tests of their own.
 LEFT_OUT = (
-    *("DynamicSequence", "ClipParallel", "DualParallel", "TimestepPipeline"),
+    *("LayerPipeline", "DynamicSequence", "ClipParallel", "DualParallel", "TimestepPipeline"),
     *("ExpertParallel", "StructureGuidance"),
 )
 #: Those that run at settings of their own. Approximate ones are exact at these: all steps are warm-up, and nothing is

@@ -9,7 +9,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch.distributed.tensor import DTensor
 from transformers import BertConfig, BertForMaskedLM
 
-from partsong import ShardedWeights, TensorParallel, Ulysses
+from partsong import LayerPipeline, ShardedWeights, TensorParallel, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Adapter, Mesh, Strategy, mesh_for, parallelize, predict, predict_memory
 from partsong.samplers.text import SpeculativeDecoder, decode, load_text_model
@@ -34,17 +34,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmoe": _EXPERTS,
     "glm4_moe": _DEEP | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
 }
-_SIZES = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "eos_token_id": None}
+_SIZES = {
+    "hidden_size": 48,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "num_hidden_layers": 3,
+    "eos_token_id": None,
+}
 #: How a model with a mask token is decoded: LLaDA and SDAR are re-keyed onto these.
 MASKED = {"llada": ("llama", "mdlm"), "sdar": ("qwen3", "bd3")}
-STRATEGIES: dict[str, Strategy] = {"tensor": TensorParallel(), "sharded": ShardedWeights()}
+STRATEGIES: dict[str, Strategy] = {
+    "tensor": TensorParallel(),
+    "sharded": ShardedWeights(),
+    "layers": LayerPipeline(),
+}
+#: What transformers has no plan for.
+REFUSED = {("olmoe", "layers")}
+#: Those that masked models and drafts are tried with.
+DECODING = ("tensor", "layers")
 RULES = ("entropy-bound", "kl-stable", "soft-tokens")
 IDS = torch.tensor([[3, 5, 7, 9, 11, 2, 4], [6, 8, 10, 12, 14, 3, 5]])
 NEW = 6
 
 
 def model_of(family: str) -> Any:
-    """A random model of two layers in float64."""
+    """A random model of three layers in float64."""
     model = causal_model(family, **_SIZES | FAMILIES[family])
     if getattr(model.config, "_experts_implementation", None) is not None:
         model.set_experts_implementation("eager")  # others have no float64
@@ -97,22 +111,22 @@ def compared(family: str, strategy: Strategy, mesh: Mesh) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def masked(name: str, mesh: Mesh, rule: str) -> bool:
+def masked(name: str, mesh: Mesh, rule: str, strategy: Strategy) -> bool:
     """Whether a masked model decodes the same texts over ranks, by a rule."""
     family, adapter = MASKED[name]
     model = model_of(family)
     model.config.mask_token_id = 60
     options = {"adapter": adapter, "rule": rule}
     alone = texts(model, **options)
-    with parallelize(model, TensorParallel(), mesh=mesh):
+    with parallelize(model, strategy, mesh=mesh):
         return texts(model, **options) == alone
 
 
-def speculated(mesh: Mesh) -> bool:
+def speculated(mesh: Mesh, strategy: Strategy) -> bool:
     """Whether ``generate`` with drafts writes the same over ranks."""
     model, drafted = model_of("llama"), SpeculativeDecoder()
     alone = model.generate(IDS, max_new_tokens=NEW, custom_generate=drafted, pad_token_id=0).tolist()
-    with parallelize(model, TensorParallel(), mesh=mesh):
+    with parallelize(model, strategy, mesh=mesh):
         return model.generate(IDS, max_new_tokens=NEW, custom_generate=drafted, pad_token_id=0).tolist() == alone
 
 
@@ -140,6 +154,7 @@ def others(mesh: Mesh) -> dict[str, float]:
 def refusals(mesh: Mesh) -> dict[str, str]:
     """What is refused, by what was asked."""
     wide, narrow = TensorParallel(), causal_model("llama", num_key_value_heads=1)
+    staged = Mesh(pipe=mesh.world_size)
     llama = model_of("llama")
     other = {"wrong ids": IDS + (mesh.rank == 1)}
 
@@ -155,6 +170,10 @@ def refusals(mesh: Mesh) -> dict[str, str]:
         with parallelize(model_of("llama"), wide, mesh=mesh) as plan, torch.enable_grad():
             plan.target(IDS)
 
+    def asks_for_states() -> None:
+        with parallelize(llama, LayerPipeline(), mesh=staged), torch.no_grad():
+            llama(IDS, output_hidden_states=True)
+
     return {
         "twice": refusal(twice),
         "gradients": refusal(with_gradients),
@@ -163,6 +182,12 @@ def refusals(mesh: Mesh) -> dict[str, str]:
         "no plan": refusal(lambda: parallelize(causal_model("gpt2"), wide, mesh=mesh)),
         "another strategy": refusal(lambda: parallelize(llama, Ulysses(), mesh=Mesh(ulysses=mesh.world_size))),
         "other tokens": refusal(differs),
+        "no plan for stages": refusal(lambda: parallelize(model_of("olmoe"), LayerPipeline(), mesh=staged)),
+        "too few layers": refusal(
+            lambda: parallelize(causal_model("llama", num_hidden_layers=1), LayerPipeline(), mesh=staged)
+        ),
+        "other layers": refusal(lambda: parallelize(llama, LayerPipeline(layers=(2, 2)), mesh=staged)),
+        "states": refusal(asks_for_states),
     }
 
 
@@ -204,12 +229,14 @@ def run(nproc: int, families: list[str], names: list[str]) -> list[dict[str, Any
     for name in names:
         strategy = STRATEGIES[name]
         with Mesh(**mesh_for((strategy,), nproc)) as mesh:
-            found |= {f"{family}, {name}": compared(family, strategy, mesh) for family in families}
+            known = [family for family in families if (family, name) not in REFUSED]
+            found |= {f"{family}, {name}": compared(family, strategy, mesh) for family in known}
+            if name in DECODING and nproc == 2:
+                for rule in RULES:
+                    found |= {f"{each}, {rule}, {name}": masked(each, mesh, rule, strategy) for each in MASKED}
+                found[f"speculated, {name}"] = speculated(mesh, strategy)
     with Mesh(tensor=nproc) as mesh:
         if nproc == 2:
-            for rule in RULES:
-                found |= {f"{masked_name}, {rule}": masked(masked_name, mesh, rule) for masked_name in MASKED}
-            found["speculated"] = speculated(mesh)
             found["others"] = others(mesh)
         found["refused"] = refusals(mesh)
         return gathered(found)

@@ -18,7 +18,7 @@ from partsong.reasoning import Completion, Request
 from partsong.reasoning.calls.engine import EngineError
 from partsong.reasoning.hosted import RanksEngine
 from partsong.reasoning.local import LocalEngine
-from partsong.samplers.registry import ShardedWeights, TensorParallel
+from partsong.samplers.registry import LayerPipeline, ShardedWeights, TensorParallel
 from tests.reasoning.local_models import llama, request, tokenizer
 from tests.reasoning.test_local_engine import mixed
 
@@ -26,6 +26,7 @@ from tests.reasoning.test_local_engine import mixed
 SIZES: dict[str, Any] = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48, "head_dim": 8}
 RANKS: dict[str, dict[str, Any]] = {
     "tensor": {"strategies": (TensorParallel(),), "speculate": ["ngram", "jacobi"]},
+    "layers": {"strategies": (LayerPipeline(),), "speculate": "ngram"},
     "sharded": {"strategies": (ShardedWeights(),), "prefill_chunk": 7, "max_rows": 3},
 }
 
@@ -64,7 +65,7 @@ def test_answers_are_those_of_one_process(folder: str, plain: list[Completion], 
     assert [each.text for each in found] == [each.text for each in plain]
     assert [each.finish for each in found] == [each.finish for each in plain]
     assert found[0].logprobs == pytest.approx(plain[0].logprobs, abs=1e-10)
-    assert (sum(each.usage.drafted for each in found) > 0) == (name == "tensor")
+    assert (sum(each.usage.drafted for each in found) > 0) == ("speculate" in RANKS[name])
     assert engine.name == f"local/{folder}/float64"
 
 

@@ -79,7 +79,8 @@ class PartsongLM(_Harness):
         max_batch_size: must be None, because batch sizes are not searched.
         device: of a model that is loaded.
         dtype: of a model that is loaded, such as "bfloat16".
-        share: how ranks that torchrun has started share the model: "tensor-parallel" or "sharded-weights".
+        share: how ranks that torchrun has started share the model: "tensor-parallel", "sharded-weights" or
+            "layer-pipeline".
 
     Raises:
         ArgumentError: `load_text_model`, `decode` or `log_likelihood` refuses an argument; raised before any request.

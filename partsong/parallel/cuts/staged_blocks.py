@@ -12,37 +12,24 @@ import contextvars
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from partsong.errors import ArgumentError, UnsupportedError
+from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split
 from partsong.parallel.adapters.row import JOINT
 from partsong.parallel.cuts.block_lists import blocks_of, chain_only
+from partsong.parallel.cuts.stage_sizes import stage_sizes
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
 from partsong.parallel.hooks.samples import map_sample, sample_of
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.ranks.shards import offsets, split_sizes
 
-__all__ = ["Layers", "PartLayout", "StagedBlocks", "check_layers"]
-
-
-class _StageSizes:
-    """Bounds the numbers of blocks of the stages: a positive integer for each."""
-
-    def holds(self, value: Any) -> bool:
-        return isinstance(value, tuple) and all(type(count) is int and count > 0 for count in value)
-
-    def __str__(self) -> str:
-        return "the blocks of each stage, such as (14, 14)"
-
-
-#: Blocks of each stage.
-Layers = Annotated[tuple[int, ...], _StageSizes()]
+__all__ = ["PartLayout", "StagedBlocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +103,7 @@ class StagedBlocks(SequenceParallel):
         super().__init__(module, chain_only(adapter), mesh, ())
         self.pipe, self.num_patches = mesh.axis("pipe"), num_patches
         self.blocks = blocks_of(module, adapter)
-        sizes = _stage_sizes(adapter, layers, len(self.blocks), self.pipe.size)
+        sizes = stage_sizes(adapter.model, layers, len(self.blocks), self.pipe.size)
         self.starts = offsets(sizes)
         self.own = range(self.starts[self.pipe.index], self.starts[self.pipe.index] + sizes[self.pipe.index])
         self.last_layout: PartLayout | None = None
@@ -372,26 +359,3 @@ class StagedBlocks(SequenceParallel):
         if index == self.pipe.size - 1:
             return self.last_layout.owners.nbytes * (self.pipe.size - 1)
         return sum(tensor.nbytes for tensor in self.last_layout.inputs[None][index + 1])
-
-
-def check_layers(strategy: str, layers: tuple[int, ...] | None, ranks: int | None, knob: str = "degree") -> None:
-    """Refuses a number of stages that differs from the number of ranks; None allows any number.
-
-    Raises:
-        ArgumentError: names the strategy and both numbers.
-    """
-    if layers is not None and ranks is not None and len(layers) != ranks:
-        raise ArgumentError(f"{strategy}: layers={layers} names {len(layers)} stages, not {knob}={ranks}")
-
-
-def _stage_sizes(adapter: Adapter, layers: tuple[int, ...] | None, blocks: int, stages: int) -> tuple[int, ...]:
-    if layers is None:
-        if blocks < stages:
-            raise ArgumentError(f"{blocks} blocks of {adapter.model} cannot be {stages} stages; use at most {blocks}")
-        return split_sizes(blocks, stages)
-    if len(layers) != stages or sum(layers) != blocks:
-        raise ArgumentError(
-            f"layers={layers} are {len(layers)} stages of {sum(layers)} blocks; {adapter.model} has "
-            f"{blocks} blocks and there are {stages} ranks"
-        )
-    return layers

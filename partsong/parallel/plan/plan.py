@@ -55,7 +55,8 @@ def parallelize(
 
     Args:
         pipe_or_module: an unmodified diffusers pipeline, its transformer, or its autoencoder for `ParallelVae` only; or
-            a causal, masked or block-diffusion language model of transformers for `TensorParallel` or `ShardedWeights`.
+            a causal, masked or block-diffusion language model of transformers for `TensorParallel`, `ShardedWeights` or
+            `LayerPipeline`.
         *strategies: one or more strategies on different mesh axes.
         mesh: the ranks; None makes a mesh that gives each strategy its degree.
         adapter: what partsong has to know of a model of your own (docs/own-model.md); ``model`` is its class name. The

@@ -22,6 +22,11 @@ class WeightPiece:
     dim: int
     runs: tuple[tuple[int, int], ...]
 
+    @property
+    def is_nothing(self) -> bool:
+        """Says whether the rank holds no part of the tensor."""
+        return bool(self.runs) and not any(length for _, length in self.runs)
+
 
 def runs_of(pieces: Sequence[tuple[int, int]], parts: int, index: int) -> tuple[tuple[int, int], ...]:
     """Returns start and length of a rank's columns in every piece of a layer, whose units stay whole.

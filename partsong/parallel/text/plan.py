@@ -20,7 +20,7 @@ from partsong.parallel.text.shard import shard_of
 
 __all__ = ["TextPlan", "is_text_model"]
 
-_KNOWN = "TensorParallel or ShardedWeights"
+_KNOWN = "TensorParallel, ShardedWeights or LayerPipeline"
 #: Models whose encoder and decoder, with weights in common, are called by themselves.
 _IN_PARTS = ("diffusion_gemma",)
 #: What the ranks compare. Masks follow from it, and have a number for each pair of tokens.
@@ -44,7 +44,7 @@ class TextPlan(Attached):
 
     Args:
         model: of transformers, with a head over a vocabulary.
-        strategies: `TensorParallel` or `ShardedWeights`.
+        strategies: `TensorParallel`, `ShardedWeights` or `LayerPipeline`.
         mesh: the ranks.
         owns_mesh: whether `undo` closes the mesh.
 
@@ -52,7 +52,7 @@ class TextPlan(Attached):
         kind: ``exact``.
 
     Raises:
-        UnsupportedError: another strategy, both at once, or a model that cannot be cut.
+        UnsupportedError: another strategy, several at once, or a model that cannot be cut.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -118,6 +118,10 @@ class TextPlan(Attached):
     def heads_here(self, heads: int) -> int:
         """Returns how many of a model's heads of keys this rank computes."""
         return heads if self.shards is None else self.shards.heads_here(heads)
+
+    def layers_here(self, layers: int) -> range:
+        """Returns which of a model's layers this rank computes."""
+        return range(layers) if self.shards is None else self.shards.layers_here(layers)
 
     def note_read(self) -> None:
         """Notes that the weights of this rank's share were read after they were cut, so the others are nowhere here."""

@@ -39,7 +39,7 @@ class RanksEngine:
     Args:
         model: a transformers folder, "smollm2-135m", a zoo name, or a hub id.
         nproc: number of ranks.
-        strategies: how they share the model: `TensorParallel` or `ShardedWeights`. Default: `TensorParallel`.
+        strategies: how they share the model: `TensorParallel` (the default), `ShardedWeights` or `LayerPipeline`.
         threads: of each rank. Default: what the machine's cores leave to each.
         restarts: how often the ranks may be started anew.
         name: what journals call the engine. Default: that of a `LocalEngine`, so that a run goes on with either.

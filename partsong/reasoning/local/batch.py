@@ -56,7 +56,7 @@ class Batch(Generic[Row]):
     def __init__(self, model: LocalModel) -> None:
         self.model = model
         self.rows: list[Row] = []
-        self.store = AnswerStore((model.layers, model.kv_heads, model.head_dim), model.dtype, model.device)
+        self.store = AnswerStore(model.key_shape, model.dtype, model.device)
         self._branches: Branches | None = None
 
     def join(self, row: Row) -> None:

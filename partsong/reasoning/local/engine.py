@@ -78,8 +78,8 @@ class LocalEngine:
         step_costs: number of tokens in a step -> its time relative to a step over one token. As many guesses are
             verified as pay off at these costs. Default: measured ones, for large and small models on CPUs and for GPUs.
         name: what journals call the engine. Default: made from the model and the dtype.
-        strategies: `TensorParallel` or `ShardedWeights`, which share the model out over ranks. Every rank makes the
-            engine; the first one answers, and the others `follow`. `RanksEngine` starts the ranks itself.
+        strategies: `TensorParallel`, `ShardedWeights` or `LayerPipeline`, which shares the model out over ranks. Every
+            rank makes the engine; the first one answers, and the others `follow`. `RanksEngine` starts the ranks.
         mesh: the ranks. Default: all that were started, in a mesh of the engine's own.
 
     Raises:

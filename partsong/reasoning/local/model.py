@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -102,6 +103,10 @@ class LocalModel:
         heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.kv_heads = heads if self.plan is None else self.plan.heads_here(heads)
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        here = range(self.layers) if self.plan is None else self.plan.layers_here(self.layers)
+        self._first_layer = here.start
+        #: Layers, heads and channels of the keys that are kept here.
+        self.key_shape = (len(here), self.kv_heads, self.head_dim)
         self.context: int = config.max_position_embeddings
         #: Where the model was loaded from: a folder or a name on the hub; empty if it was not.
         self.source: str = config.name_or_path or ""
@@ -119,7 +124,7 @@ class LocalModel:
         self.dtype, self.device, self.hidden_size = inputs.dtype, inputs.device, inputs.shape[1]
         self.num_weights = sum(each.numel() for each in self._module.parameters())
         #: Bytes of a token's keys and values.
-        self.bytes_per_token = 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        self.bytes_per_token = 2 * math.prod(self.key_shape) * self.dtype.itemsize
 
     def _attend_here(self) -> None:
         """Makes the layers hand their attention to `attend`."""
@@ -148,7 +153,8 @@ class LocalModel:
 
     def room_for(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Allocates memory for keys and values, each `[layers, kv_heads, tokens, head_dim]`."""
-        both = torch.empty(2, self.layers, self.kv_heads, tokens, self.head_dim, dtype=self.dtype, device=self.device)
+        layers, heads, width = self.key_shape
+        both = torch.empty(2, layers, heads, tokens, width, dtype=self.dtype, device=self.device)
         return both[0], both[1]
 
     def forward(
@@ -275,7 +281,8 @@ class LocalModel:
             )
         count, total = self._tokens, query.shape[2]
         query, key, value = (x[:, :, :count] for x in (query, key, value))
-        out = self._step.attend(layer, query, key, value, self.head_dim**-0.5 if scale is None else scale)
+        factor = self.head_dim**-0.5 if scale is None else scale
+        out = self._step.attend(layer - self._first_layer, query, key, value, factor)
         return out if count == total else F.pad(out, (0, 0, 0, 0, 0, total - count))
 
     def close(self) -> None:

@@ -116,7 +116,9 @@ def pack_linears(module: nn.Module, *, hooked: bool = False) -> int:
     count = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and (hooked or not _hooked(child)) and can_pack(child.weight)[0]:
+            if type(child) is not nn.Linear or not child.weight.numel():  # other ranks run it
+                continue
+            if (hooked or not _hooked(child)) and can_pack(child.weight)[0]:
                 packed = PackedLinear(child)
                 for kind in _HOOKS:
                     setattr(packed, kind, getattr(child, kind))

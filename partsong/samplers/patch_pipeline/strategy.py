@@ -15,7 +15,8 @@ from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import AttentionCall, attend_locally, shard_runs
 from partsong.parallel.cuts.block_lists import chain_only, chain_reason
-from partsong.parallel.cuts.staged_blocks import Layers, PartLayout, StagedBlocks, check_layers
+from partsong.parallel.cuts.stage_sizes import Layers, check_layers
+from partsong.parallel.cuts.staged_blocks import PartLayout, StagedBlocks
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.exchange.displaced_patch import WarmUp
 from partsong.parallel.hooks.clock import StepClock

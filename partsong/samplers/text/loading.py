@@ -63,8 +63,9 @@ def load_text_model(
         mask_token_id: default: the configuration's, the family's, or the folder's tokenizer's.
         dtype: that of the weights. Default: the checkpoint's.
         device: default: that of the mesh, or the CPU.
-        strategies: `TensorParallel` or `ShardedWeights`, attached as by `parallelize`. Of a checkpoint whose tensors
-            have the names of their class, and with `TensorParallel` of the re-keyed ones, a rank reads only its share.
+        strategies: `TensorParallel`, `ShardedWeights` or `LayerPipeline`, attached as by `parallelize`. Of a checkpoint
+            whose tensors have the names of their class a rank reads only its share; of a re-keyed one, too, except
+            under `ShardedWeights`.
         mesh: the ranks; None makes a mesh that the plan closes.
 
     Returns:

@@ -244,7 +244,8 @@ def weight_flops(module: nn.Module) -> float:
     config = getattr(module, "config", None)
     chosen = next((n for n in (getattr(config, f, None) for f in ("num_experts_per_tok", "top_k_experts")) if n), 1)
     tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
-    met = [weight for weight in module.parameters() if weight.dim() > 1 and id(weight) not in tables]
+    # A rank has nothing of layers that others run.
+    met = [w for w in module.parameters() if w.dim() > 1 and w.numel() and id(w) not in tables]
     # Three dims are the experts' weights, stacked.
     return sum(2.0 * w.numel() * (min(1.0, chosen / len(w)) if w.dim() == 3 else 1.0) for w in met)
 

@@ -75,6 +75,8 @@ def load_rekeyed(
                 whole = tensors.get_slice(name)
                 for place in rekeying.places[name]:
                     piece = None if plan is None else _piece_at(plan, module, place.target)
+                    if piece is not None and piece.is_nothing:
+                        continue
                     read, put = _read(whole, place, piece)
                     dtype = dtype or read.dtype
                     _put(module, put, read, dtype, target)

@@ -11,7 +11,7 @@ from partsong.errors import ArgumentError, UnsupportedError
 from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.row import TEXT
-from partsong.parallel.cuts.staged_blocks import Layers, check_layers
+from partsong.parallel.cuts.stage_sizes import Layers, check_layers
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Kind, Strategy
