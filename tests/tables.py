@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from partsong import LayerPipeline, zoo
+from partsong import zoo
 from partsong.knobs import kebab
+from partsong.parallel.text_only import TextOnly
 from partsong.reasoning.strategies import STRATEGIES
 from partsong.samplers.registry import BUILT_IN, use_when
 from partsong.samplers.text import RULES
@@ -112,7 +113,7 @@ def with_part(text: str, begin: str, end: str, part: str) -> str:
 
 def documents() -> dict[Path, str]:
     """What every document and list that is written from the code should say."""
-    drawing = (row.strategy for row in BUILT_IN if row.strategy is not LayerPipeline)  # which is for texts
+    drawing = (row.strategy for row in BUILT_IN if not issubclass(row.strategy, TextOnly))
     names = "".join(f"{kebab(kind.__name__)}\n" for kind in drawing)
     whole = {
         DOCS / "support.md": support_page(),

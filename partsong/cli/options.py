@@ -144,7 +144,7 @@ class Text(Decoding):
     nproc: Count = None
     """Ranks that share the model's weights; torchrun's number under torchrun, and otherwise 1 if not given."""
     strategy: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]")] = ()
-    """How ranks share them: tensor-parallel, the default, sharded-weights or layer-pipeline."""
+    """How ranks share them: tensor-parallel, the default, sharded-weights, layer-pipeline or token-experts."""
     chat: bool = False
     """Put the prompt through the tokenizer's chat template; the default if it has one."""
     no_chat: bool = False
@@ -201,7 +201,7 @@ class Asking(Common):
     nproc: Count = None
     """Ranks of this machine that share a model in this process; 1 if not given."""
     share: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """How they share it: tensor-parallel, the default, sharded-weights or layer-pipeline."""
+    """How they share it: tensor-parallel, the default, sharded-weights, layer-pipeline or token-experts."""
 
 
 @dataclass(frozen=True, kw_only=True)

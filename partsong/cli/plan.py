@@ -39,10 +39,14 @@ def _uncollected() -> Iterator[None]:
 
 
 def _planned(options: Planning) -> dict[str, Any]:
-    from partsong.jobs.planning import paste, subject_for
+    from partsong.jobs.planning import paste, subject_for, text_model_for
     from partsong.planner.recommend import advise
 
     start = time.perf_counter()
+    if (text := text_model_for(options.model)) is not None:
+        return _planned_text(options, text, start)
+    if options.prompt is not None:
+        raise ArgumentError(f"--prompt is for language models, and {options.model} is none; leave it out")
     if options.plot is not None:
         check_writable(options.plot)
     machine, source = _machine(options)
@@ -67,6 +71,43 @@ def _planned(options: Planning) -> dict[str, Any]:
         "rows": [_row(row) for row in advice.rows],
         "refused": [{"strategy": each.strategy, "reason": each.reason} for each in advice.refused],
         "paste": paste(name, advice, subject, **asked),
+        "top": options.top,
+    }
+
+
+def _planned_text(options: Planning, model: Any, start: float) -> dict[str, Any]:
+    from partsong.jobs.planning import paste_text
+    from partsong.planner.texts import plan_texts
+
+    pictures = {"height": None, "width": None, "frames": None, "steps": None, "plot": None, "max_drift": 0.0}
+    if given := [f"--{name.replace('_', '-')}" for name, usual in pictures.items() if getattr(options, name) != usual]:
+        raise ArgumentError(
+            f"{', '.join(given)}: {options.model} is a language model, which takes --prompt and --batch"
+        )
+    machine, source = _machine(options)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1024
+    prompt = options.prompt or min(1024, context - 1)
+    if prompt >= context:
+        raise ArgumentError(f"--prompt {prompt}: {options.model} has {context} positions; use at most {context - 1}")
+    advice = plan_texts(model, machine, prompt=prompt, rows=options.batch)
+    best = advice.choice
+    strategy, ranks = ("serial", 1) if best is None else (best.strategy, best.ranks)
+    estimates = (*advice.rows, advice.serial) if advice.fits_serial else advice.rows
+    return {
+        "command": "plan",
+        "model": options.model,
+        "devices": f"{machine.ranks}x {machine.device.name}, {machine.link.name}",
+        "calibration": source,
+        "nproc": machine.ranks,
+        "strategy": strategy,
+        "seconds": time.perf_counter() - start,
+        "sentence": advice.sentence,
+        "serial_seconds": advice.serial.seconds,
+        "serial_fits": advice.fits_serial,
+        "prompt_tokens": prompt,
+        "rows": [_text_row(each) for each in sorted(estimates, key=lambda each: each.seconds)],
+        "refused": [{"strategy": each.strategy, "reason": each.reason} for each in advice.refused],
+        "paste": [] if best is None else paste_text(options.model, strategy, ranks),
         "top": options.top,
     }
 
@@ -113,8 +154,24 @@ def _row(row: Any) -> dict[str, Any]:
     }
 
 
+def _text_row(row: Any) -> dict[str, Any]:
+    return {
+        "strategy": row.strategy,
+        "seconds": row.seconds,
+        "prompt_seconds": row.prompt_seconds,
+        "tokens_per_second": row.tokens_per_second,
+        "bytes_sent": row.bytes_sent,
+        "weights_mb": row.weights / 1e6,
+        "keys_mb": row.keys / 1e6,
+        "memory_mb": row.memory / 1e6,
+        "class": "exact",
+    }
+
+
 def plan_summary(result: dict[str, Any]) -> str:
     """Returns a sentence, a table of the best mixes, and lines to paste."""
+    if "prompt_tokens" in result:
+        return _text_summary(result)
     lines = [("seconds", "likely", "GB", "GB sent", "class", "strategy")]
     for row in result["rows"][: result["top"]]:
         likely = f"{row['seconds_low']:.3g} to {row['seconds_high']:.3g}"
@@ -126,6 +183,18 @@ def plan_summary(result: dict[str, Any]) -> str:
     notes = [f"{refused} mixes cannot run here; --json says why." if refused else "", f"From {result['calibration']}."]
     parts = [result["sentence"], _table(lines), " ".join(filter(None, notes)), *result["paste"]]
     return "\n\n".join(parts)
+
+
+def _text_summary(result: dict[str, Any]) -> str:
+    lines = [("ms a token", "tokens/s", "s to read", "GB", "of weights", "of keys", "MB sent", "strategy")]
+    for row in result["rows"][: result["top"]]:
+        memory = (row["memory_mb"] / 1e3, row["weights_mb"] / 1e3, row["keys_mb"] / 1e3)
+        numbers = (f"{row['seconds'] * 1e3:.3g}", f"{row['tokens_per_second']:.3g}", f"{row['prompt_seconds']:.3g}")
+        moved = f"{row['bytes_sent'] / 1e6:.3g}"
+        lines.append((*numbers, *(f"{each:.3g}" for each in memory), moved, row["strategy"]))
+    refused = [f"{each['strategy']}: {each['reason']}" for each in result["refused"]]
+    notes = f"Prompts of {result['prompt_tokens']} tokens. From {result['calibration']}."
+    return "\n\n".join([result["sentence"], _table(lines), *refused, notes, *result["paste"]])
 
 
 def calibrate(options: Calibrating) -> dict[str, Any]:

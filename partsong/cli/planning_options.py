@@ -18,7 +18,8 @@ class Planning(Common):
     """Predict time, memory and bytes of every legal mix of strategies, and say which one to use."""
 
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")]
-    """A published model such as flux-dev (an unknown name lists them), a zoo name, or a local diffusers folder."""
+    """A published model such as flux-dev (an unknown name lists them), a zoo name, or a folder: of diffusers, or of a
+    language model, of which config.json is enough."""
     gpus: Annotated[str | None, tyro.conf.arg(metavar="NxNAME")] = None
     """How many devices of which kind, such as 4x4090; if not given, this machine as `partsong calibrate` has
     measured it."""
@@ -40,8 +41,10 @@ class Planning(Common):
     """Frames of a video; the model's own if not given."""
     steps: Count = None
     """Denoising steps; what the model's authors advise if not given."""
+    prompt: Count = None
+    """Tokens of a language model's prompt; 1024 if not given, or what fits its context."""
     batch: Positive = 1
-    """Pictures or videos that are made at once."""
+    """Pictures, videos or texts that are made at once."""
     max_drift: Annotated[float, Number(0.0), tyro.conf.arg(metavar="RMS")] = 0.0
     """How far pictures may be from those of one device, as a root mean square of pixels in [0, 1]; 0 allows exact
     strategies only, 0.01 is 40 dB."""

@@ -42,7 +42,7 @@ class Serving(Common):
     text_nproc: Count = None
     """Ranks that share each causal language model; 1 if not given."""
     share: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """How they share it: tensor-parallel, the default, sharded-weights or layer-pipeline."""
+    """How they share it: tensor-parallel, the default, sharded-weights, layer-pipeline or token-experts."""
     upstream: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
     """Also serve the models of a server that speaks the OpenAI API, such as http://127.0.0.1:8080/v1, with every way
     to think. Its key is read from the environment variable OPENAI_API_KEY."""

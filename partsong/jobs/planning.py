@@ -22,9 +22,9 @@ from partsong.planner.machines import machine_named
 from partsong.planner.models import MODELS, subject_in, subject_named
 from partsong.planner.pipeline import subject_of
 from partsong.planner.subject import Subject
-from partsong.samplers.registry import strategies
+from partsong.samplers.registry import parse_strategy, strategies
 
-__all__ = ["machine_here", "paste", "subject_for"]
+__all__ = ["machine_here", "paste", "paste_text", "subject_for", "text_model_for"]
 
 #: A folder with more bytes of weights than this is planned from its settings only.
 _SMALL = 2e9
@@ -58,6 +58,44 @@ def subject_for(model: str) -> tuple[Subject, str]:
     pipe = DiffusionPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     return subject_of(pipe), str(model)
+
+
+def text_model_for(model: str) -> Any | None:
+    """Builds a language model without weights, for a name of the zoo or a folder; None where it is no language model.
+
+    Raises:
+        UnsupportedError: transformers has no causal class for it.
+    """
+    folder = zoo.MODELS[model].folder if model in zoo.MODELS else Path(model)
+    if model in MODELS or (folder / "model_index.json").is_file() or not (folder / "config.json").is_file():
+        return None
+    if "vocab_size" not in read_settings(folder):
+        return None  # one model of a pipeline
+    from partsong.samplers.text.loading import empty_text_model
+
+    quiet_libraries()
+    return empty_text_model(folder)
+
+
+def paste_text(name: str, strategy: str, ranks: int) -> list[str]:
+    """Writes the command line and the lines of Python that carry a plan for a language model out.
+
+    Args:
+        name: of the model.
+        strategy: as the command line writes it; ``serial`` for one device.
+        ranks: how many share it.
+    """
+    command = f"partsong text PROMPT --model {name}"
+    if strategy == "serial":
+        return [command]
+    kind = type(parse_strategy(strategy)).__name__
+    lines = [
+        f"from partsong import {kind}, decode, load_text_model  # in a program under torchrun",
+        f'model = load_text_model("{name}", strategies=[{kind}()])',
+        "with model.plan:",
+        "    decoded = decode(model, [PROMPT])",
+    ]
+    return [f"{command} --nproc {ranks} --strategy {strategy}", "\n".join(lines)]
 
 
 def machine_here(ranks: int) -> Machine:

@@ -12,6 +12,7 @@ from partsong.parallel.ranks.mesh import AXES, Axis, Mesh
 from partsong.parallel.ranks.speeds import measure_shares
 from partsong.parallel.strategy import Strategy, mesh_for
 from partsong.parallel.text.plan import TextPlan
+from partsong.parallel.token_experts.placement import measure_placement
 
 __all__ = [
     "ADAPTERS",
@@ -28,6 +29,7 @@ __all__ = [
     "TextPlan",
     "capture",
     "launch",
+    "measure_placement",
     "measure_shares",
     "mesh_for",
     "parallelize",

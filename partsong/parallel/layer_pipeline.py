@@ -5,21 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from partsong.errors import UnsupportedError
 from partsong.knobs import Count
-from partsong.parallel.adapters import Adapter
 from partsong.parallel.cuts.stage_sizes import Layers, check_layers, stage_sizes
-from partsong.parallel.protocols import Coder, TextShards
+from partsong.parallel.protocols import TextShards
 from partsong.parallel.ranks.mesh import Mesh
-from partsong.parallel.strategy import Strategy
+from partsong.parallel.text_only import TextOnly
 
 __all__ = ["LayerPipeline"]
 
-_INSTEAD = "it gives out the layers of language models; use PatchPipeline or ShardedWeights"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LayerPipeline(Strategy):
+class LayerPipeline(TextOnly):
     """Gives each rank a run of a language model's layers, with their weights and their keys. Exact.
 
     A call goes through the ranks one after the other: each runs its layers and sends the states of the tokens to the
@@ -42,7 +38,7 @@ class LayerPipeline(Strategy):
 
     axes: ClassVar[tuple[str, ...]] = ("pipe",)
     cuts_weights: ClassVar[bool] = True
-    denoises: ClassVar[bool] = False
+    instead: ClassVar[str] = "it gives out the layers of language models; use PatchPipeline or ShardedWeights"
 
     degree: Count | None = None
     layers: Layers | None = None
@@ -51,18 +47,6 @@ class LayerPipeline(Strategy):
         """Refuses a number of stages other than the degree."""
         super(LayerPipeline, self).validate()
         check_layers("LayerPipeline", self.layers, self.degree)
-
-    def refuses(self, adapter: Adapter) -> str | None:
-        """Refuses denoisers."""
-        return _INSTEAD
-
-    def codes(self, target: Any, mesh: Mesh) -> Coder | None:
-        """Refuses whatever is no language model, on one rank as well.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError(f"LayerPipeline on {type(target).__name__}: {_INSTEAD}")
 
     def text_shards(self, model: Any, mesh: Mesh) -> TextShards | None:
         """Returns the run of layers of this rank.

@@ -21,7 +21,7 @@ from partsong.parallel.strategy import Strategy
 from partsong.planner.operators import OperatorWork, work_of
 from partsong.planner.shallow import EqualBlocks, runs_of, shallow
 
-__all__ = ["Event", "PostedAt", "CallPart", "Post", "CallTrace", "Wait", "blocks_are_equal", "trace_calls"]
+__all__ = ["Event", "PostedAt", "CallPart", "Post", "Recorder", "CallTrace", "Wait", "blocks_are_equal", "trace_calls"]
 
 
 class PostedAt(NamedTuple):
@@ -164,12 +164,12 @@ def trace_calls(
     runs = [] if whole or any(strategy.cuts_blocks for strategy in strategies) else every
     first = every[0].blocks[every[0].start] if every else None
     try:
-        trace = _traced(begin, weights, _Recorder(runs, first))
+        trace = _traced(begin, weights, Recorder(runs, first))
     except (PartsongError, RuntimeError, TypeError, LookupError, AttributeError):
         if not runs:
             raise
         # The model's code counts its blocks, or pairs those at the beginning with those at the end.
-        trace = _traced(begin, weights, _Recorder([], first))
+        trace = _traced(begin, weights, Recorder([], first))
     return replace(trace, blocks=max(1, sum(run.length for run in every)))
 
 
@@ -191,7 +191,7 @@ def _arithmetic(call: Sequence[CallPart]) -> tuple[float, int]:
     return sum(flops * times for flops, times in work), sum(times for flops, times in work if flops)
 
 
-def _traced(begin: Callable[..., DryRun], weights: int, recorder: _Recorder) -> CallTrace:
+def _traced(begin: Callable[..., DryRun], weights: int, recorder: Recorder) -> CallTrace:
     with shallow(recorder.runs), recorder.hooked(), begin(network=recorder) as run:
         given = (leaf for leaf in tree_leaves(run.inputs) if isinstance(leaf, Tensor))
         with LiveBytes(itertools.chain(run.state.values(), given)) as live:
@@ -227,14 +227,16 @@ def _bytes(value: Any) -> int:
 
 
 class _Handle:
-    def __init__(self, recorder: _Recorder, message: PostedAt) -> None:
+    def __init__(self, recorder: Recorder, message: PostedAt) -> None:
         self.recorder, self.message = recorder, message
 
     def wait(self) -> None:
         self.recorder.wait(self.message)
 
 
-class _Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
+    """Notes operators, messages and waits in order; it is the network of the ranks, too."""
+
     def __init__(self, runs: Sequence[EqualBlocks], first: nn.Module | None) -> None:
         super().__init__()
         self.runs, self.first = runs, first

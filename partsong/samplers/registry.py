@@ -26,6 +26,7 @@ from partsong.parallel.sharded_weights.strategy import ShardedWeights as Sharded
 from partsong.parallel.step_cache.strategy import StepCache as StepCache
 from partsong.parallel.strategy import Strategy
 from partsong.parallel.tensor_parallel.strategy import TensorParallel as TensorParallel
+from partsong.parallel.token_experts.strategy import TokenExperts as TokenExperts
 from partsong.parallel.vae.parallel_vae import ParallelVae as ParallelVae
 from partsong.plugins import Registry
 from partsong.samplers.dual_parallel.loop import dual_parallel
@@ -77,6 +78,7 @@ BUILT_IN = (
     StrategyRow(TensorParallel, planned=True),
     StrategyRow(ShardedWeights),
     StrategyRow(LayerPipeline),
+    StrategyRow(TokenExperts),
     StrategyRow(PatchPipeline, loop=patch_pipeline, planned=True),
     StrategyRow(LaggedLayers, planned=True),
     StrategyRow(ClipParallel, planned=True),

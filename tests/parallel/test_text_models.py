@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import tempfile
 from typing import Any
 
 import pytest
@@ -20,17 +22,14 @@ QUICK = ("llama", "qwen3", "phi3", "mixtral", "olmo2", "glm4_moe")
 
 @functools.cache
 def results(nproc: int, families: tuple[str, ...]) -> list[dict[str, Any]]:
-    return launch(worker.run, nproc, nproc, [*families], [*worker.STRATEGIES])
+    with tempfile.TemporaryDirectory() as folder:
+        return launch(worker.run, nproc, nproc, [*families], [*worker.STRATEGIES], folder)
 
 
-PAIRS = [(family, name) for family in worker.FAMILIES for name in worker.STRATEGIES]
+PAIRS = [pair for pair in itertools.product(worker.FAMILIES, worker.STRATEGIES) if pair not in worker.REFUSED]
 CASES = [
     *((2, QUICK, *pair) for pair in PAIRS if pair[0] in QUICK),
-    *(
-        pytest.param(3, (*worker.FAMILIES,), *pair, marks=pytest.mark.full)
-        for pair in PAIRS
-        if pair not in worker.REFUSED
-    ),
+    *(pytest.param(3, (*worker.FAMILIES,), *pair, marks=pytest.mark.full) for pair in PAIRS),
 ]
 
 
@@ -40,9 +39,12 @@ def test_equals_one_process(nproc: int, families: tuple[str, ...], family: str, 
         case = rank[f"{family}, {name}"]
         assert case["logits"] <= SINGLE.get(family, 1e-10) and case["after"] == 0.0
         assert case["same"]
-        assert case["sent in a call"] == case["predicted of a call"]
+        if name == "experts":  # what moves depends on where tokens go
+            assert case["sent"] == case["by routing"] and case["sent in a call"] <= case["predicted of a call"]
+        else:
+            assert case["sent in a call"] == case["predicted of a call"]
         assert case["held"] == case["predicted to be held"]
-        if name != "sharded":
+        if name in ("tensor", "layers"):
             assert case["sent"] == case["predicted"] or family in SINGLE  # which exchange squares as well
         assert "exact" in case["said"]
 
@@ -60,6 +62,16 @@ def test_a_rank_holds_the_weights_and_keys_of_its_layers(family: str) -> None:
     assert 1.0 <= first["share"] + second["share"] <= 1.05 and max(first["share"], second["share"]) <= 0.7  # 2 of 3
     logits = IDS.numel() * 61 * 8
     assert first["held"][1] - logits == 2 * (second["held"][1] - logits)
+
+
+def test_a_rank_holds_its_experts_and_a_placement_moves_less() -> None:
+    first, second = (rank["mixtral, experts"] for rank in results(2, QUICK))
+    assert max(first["share"], second["share"]) <= 0.6  # of four experts two; attention is whole
+    for rank in results(2, QUICK):
+        case = rank["placed"]
+        assert max(case["in order"][1], case["placed"][1]) <= 1e-10 and case["after"] == 0.0
+    sent = [sum(rank["placed"][name][0] for rank in results(2, QUICK)) for name in ("in order", "placed")]
+    assert sent[1] < sent[0]
 
 
 @pytest.mark.parametrize("strategy", worker.DECODING)
@@ -92,6 +104,9 @@ def test_what_cannot_be_shared_out_is_refused_on_all_ranks() -> None:
         assert "no plan that says how its layers follow each other" in said["no plan for stages"]
         assert "1 blocks of LlamaForCausalLM cannot be 2 stages; use at most 1" in said["too few layers"]
         assert "layers=(2, 2) are 2 stages of 4 blocks; LlamaForCausalLM has 3 blocks" in said["other layers"]
+        assert "it has no layers of experts; use TensorParallel" in said["no experts"]
+        assert "1 experts cannot be shared by 2 ranks; use at most 1" in said["too few experts"]
+        assert "placement='nowhere' cannot be read" in said["no placement"]
         assert (
             "output_hidden_states=True: under LayerPipeline a rank has those of its own layers only" in said["states"]
         )
@@ -114,7 +129,7 @@ def test_a_rank_reads_its_share_of_a_checkpoint(folders: dict[str, str]) -> None
     for rank in launch(worker.run_loaded, 2, folders):
         for name, case in rank.items():
             assert case["same"], name
-            if "sharded" not in name:
+            if "sharded" not in name and "experts" not in name:
                 # Norms and routers are whole, and neither three heads of keys nor three layers divide.
                 assert case["share"] <= 0.67, name
                 assert "each rank read its share of this" in case["undone"] and "load the model again" in case["undone"]

@@ -9,9 +9,10 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch.distributed.tensor import DTensor
 from transformers import BertConfig, BertForMaskedLM
 
-from partsong import LayerPipeline, ShardedWeights, TensorParallel, Ulysses
+from partsong import LayerPipeline, ShardedWeights, TensorParallel, TokenExperts, Ulysses
 from partsong.ledger import Ledger
 from partsong.parallel import Adapter, Mesh, Strategy, mesh_for, parallelize, predict, predict_memory
+from partsong.parallel.token_experts.placement import measure_placement
 from partsong.samplers.text import SpeculativeDecoder, decode, load_text_model
 from partsong.samplers.text.runner import StockTextModel
 from tests.parallel.ranks import error, gathered, refusal
@@ -41,15 +42,17 @@ _SIZES = {
     "num_hidden_layers": 3,
     "eos_token_id": None,
 }
+DENSE = ("llama", "qwen2", "qwen3", "gemma", "olmo2", "phi3", "gpt_neox")
 #: How a model with a mask token is decoded: LLaDA and SDAR are re-keyed onto these.
 MASKED = {"llada": ("llama", "mdlm"), "sdar": ("qwen3", "bd3")}
 STRATEGIES: dict[str, Strategy] = {
     "tensor": TensorParallel(),
     "sharded": ShardedWeights(),
     "layers": LayerPipeline(),
+    "experts": TokenExperts(),
 }
 #: What transformers has no plan for.
-REFUSED = {("olmoe", "layers")}
+REFUSED = {("olmoe", "layers"), *((family, "experts") for family in DENSE)}
 #: Those that masked models and drafts are tried with.
 DECODING = ("tensor", "layers")
 RULES = ("entropy-bound", "kl-stable", "soft-tokens")
@@ -80,9 +83,51 @@ def held(model: Any) -> tuple[int, int]:
 
 
 @torch.no_grad()
+def sent_by_routing(model: Any, ranks: int) -> list[int]:
+    """Bytes that each rank sends for a call up to its states, counted token by token, where it has a run of experts."""
+    seen: list[torch.Tensor] = []
+    layers = [part for part in model.modules() if hasattr(part, "num_experts") and hasattr(part, "gate_up_proj")]
+    hooks = [part.register_forward_pre_hook(lambda part, given: seen.append(given[1])) for part in layers]
+    model.base_model(IDS)
+    for hook in hooks:
+        hook.remove()
+    numbers = IDS.numel() * 48
+    whole = [numbers * (ranks - 1)] * ranks  # a sum of all tokens
+    if ranks > 2:
+        shares = [numbers // ranks + (rank < numbers % ranks) for rank in range(ranks)]
+        whole = [numbers - share + share * (ranks - 1) for share in shares]
+    found = list(whole)  # the embeddings
+    for chosen in seen:
+        counts = [4 // ranks + (rank < 4 % ranks) for rank in range(ranks)]
+        owner = [rank for rank, count in enumerate(counts) for _ in range(count)]
+        tokens = [{owner[expert] for expert in token} for token in chosen.tolist()]
+        results = [sum(rank in token for token in tokens) * 48 * (ranks - 1) for rank in range(ranks)]
+        moved = results if max(results) <= min(whole) else whole
+        found = [before + more for before, more in zip(found, moved, strict=True)]
+    return [8 * numbers for numbers in found]
+
+
+@torch.no_grad()
+def placed(mesh: Mesh, file: str) -> dict[str, Any]:
+    """Compares a model whose experts lie as a file says, and counts bytes with and without."""
+    model = model_of("qwen3_moe")
+    want, sent = model(IDS).logits, {}
+    measure_placement(model, IDS, mesh.world_size, file)
+    for name, placement in (("in order", None), ("placed", file)):
+        with parallelize(model, TokenExperts(placement=placement), mesh=mesh):
+            logits = model(IDS).logits
+            model(IDS)
+            with Ledger() as ledger:
+                model.base_model(IDS)
+        sent[name] = ledger.summary()["bytes_sent"], error(logits, want)
+    return sent | {"after": error(model(IDS).logits, want)}
+
+
+@torch.no_grad()
 def compared(family: str, strategy: Strategy, mesh: Mesh) -> dict[str, Any]:
     """Compares logits and texts, counts bytes, and takes the plan off again."""
     model = model_of(family)
+    routed = sent_by_routing(model, mesh.world_size)
     want, alone, weights = model(IDS).logits, texts(model), sum(weight.numel() for weight in model.parameters())
     with parallelize(model, strategy, mesh=mesh) as plan:
         for _ in range(2):  # calls in which the ranks compare what they read
@@ -98,6 +143,7 @@ def compared(family: str, strategy: Strategy, mesh: Mesh) -> dict[str, Any]:
             "same": texts(model) == alone,
             "sent": sent - compares,
             "predicted": plan.bytes_sent(IDS.numel()),
+            "by routing": routed[mesh.rank],
             "share": sum(weight.numel() for weight in model.parameters()) / weights,
             "said": plan.explain(),
             "sent in a call": whole.summary()["bytes_sent"],
@@ -154,7 +200,8 @@ def others(mesh: Mesh) -> dict[str, float]:
 def refusals(mesh: Mesh) -> dict[str, str]:
     """What is refused, by what was asked."""
     wide, narrow = TensorParallel(), causal_model("llama", num_key_value_heads=1)
-    staged = Mesh(pipe=mesh.world_size)
+    staged, few = Mesh(pipe=mesh.world_size), Mesh(expert=mesh.world_size)
+    one_expert = causal_model("mixtral", num_local_experts=1, num_experts_per_tok=1)
     llama = model_of("llama")
     other = {"wrong ids": IDS + (mesh.rank == 1)}
 
@@ -188,6 +235,9 @@ def refusals(mesh: Mesh) -> dict[str, str]:
         ),
         "other layers": refusal(lambda: parallelize(llama, LayerPipeline(layers=(2, 2)), mesh=staged)),
         "states": refusal(asks_for_states),
+        "no experts": refusal(lambda: parallelize(llama, TokenExperts(), mesh=few)),
+        "too few experts": refusal(lambda: parallelize(one_expert, TokenExperts(), mesh=few)),
+        "no placement": refusal(lambda: parallelize(model_of("mixtral"), TokenExperts(placement="nowhere"), mesh=few)),
     }
 
 
@@ -218,12 +268,14 @@ def run_loaded(folders: dict[str, str]) -> list[dict[str, Any]]:
     for name, strategy in STRATEGIES.items():
         with Mesh(**mesh_for((strategy,), 2)) as mesh:
             for key, folder in folders.items():
+                if name == "experts" and key != "llada2":
+                    continue
                 found[f"{key}, {name}"] = loaded(folder, strategy, mesh, None if "bfloat16" in key else torch.float64)
     with Mesh(data=2):
         return gathered(found)
 
 
-def run(nproc: int, families: list[str], names: list[str]) -> list[dict[str, Any]]:
+def run(nproc: int, families: list[str], names: list[str], folder: str) -> list[dict[str, Any]]:
     """Every family under every strategy, and what else there is on two ranks."""
     found: dict[str, Any] = {}
     for name in names:
@@ -235,6 +287,8 @@ def run(nproc: int, families: list[str], names: list[str]) -> list[dict[str, Any
                 for rule in RULES:
                     found |= {f"{each}, {rule}, {name}": masked(each, mesh, rule, strategy) for each in MASKED}
                 found[f"speculated, {name}"] = speculated(mesh, strategy)
+            if name == "experts" and nproc == 2:
+                found["placed"] = placed(mesh, f"{folder}/placement of rank {mesh.rank}.json")
     with Mesh(tensor=nproc) as mesh:
         if nproc == 2:
             found["others"] = others(mesh)

@@ -20,7 +20,7 @@ from partsong.parallel.text.shard import shard_of
 
 __all__ = ["TextPlan", "is_text_model"]
 
-_KNOWN = "TensorParallel, ShardedWeights or LayerPipeline"
+_KNOWN = "TensorParallel, ShardedWeights, LayerPipeline or TokenExperts"
 #: Models whose encoder and decoder, with weights in common, are called by themselves.
 _IN_PARTS = ("diffusion_gemma",)
 #: What the ranks compare. Masks follow from it, and have a number for each pair of tokens.
@@ -44,7 +44,7 @@ class TextPlan(Attached):
 
     Args:
         model: of transformers, with a head over a vocabulary.
-        strategies: `TensorParallel`, `ShardedWeights` or `LayerPipeline`.
+        strategies: `TensorParallel`, `ShardedWeights`, `LayerPipeline` or `TokenExperts`.
         mesh: the ranks.
         owns_mesh: whether `undo` closes the mesh.
 
@@ -104,7 +104,8 @@ class TextPlan(Attached):
         assert self.shards is not None, "it was attached with them"
         named = {**{f"argument {place}": each for place, each in enumerate(given)}, **named}
         check_gradients(type(self.target).__name__, [module], named, type(self.strategies[0]).__name__)
-        self._compare([named[key] for key in (*_READ, "argument 0") if isinstance(named.get(key), Tensor)])
+        read = (named.get(key) for key in (*_READ, "argument 0"))
+        self._compare([each for each in read if isinstance(each, Tensor) and not each.is_meta])
         self.shards.begin_forward()
 
     def piece_of(self, part: nn.Module, name: str) -> WeightPiece | None:

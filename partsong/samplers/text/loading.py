@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from accelerate import init_empty_weights
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.knobs import Whole, check_value
@@ -112,6 +114,34 @@ def load_text_model(
         options["dtype"] = dtype or _stated_dtype(config)
         module = load_rekeyed(folder, rekeying, **options, share=share if share.cuts_columns else None)
     return _with_plan(_wrap(module, row, mask, _end_tokens(module, family, mask, folder)), share.finished(module))
+
+
+def empty_text_model(folder: Path) -> PreTrainedModel:
+    """Builds a model whose weights have shapes only, in the type that its configuration states.
+
+    Args:
+        folder: with ``config.json``; weights need not be there.
+
+    Raises:
+        ArgumentError: the configuration cannot be read.
+        UnsupportedError: transformers has no causal class for it.
+    """
+    config = read_settings(folder)
+    loader = next((LOADERS[a] for a in config.get("architectures") or () if a in LOADERS), None)
+    try:
+        with init_empty_weights():
+            if loader is not None:
+                rekeying = loader(config)
+                module = rekeying.model_class(rekeying.config)
+            else:
+                own = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+                module = AutoModelForCausalLM.from_config(own, trust_remote_code=False)
+    except ValueError as problem:
+        raise UnsupportedError(
+            f"{folder} is no language model that transformers has a class for: {problem}"
+        ) from problem
+    nn.Module.to(module, _stated_dtype(config) or torch.float32)
+    return module.eval()
 
 
 def _with_plan(model: StockTextModel | DiffusionGemmaTextModel, plan: TextPlan | None) -> TextModel:

@@ -75,7 +75,9 @@ def load_rekeyed(
                 whole = tensors.get_slice(name)
                 for place in rekeying.places[name]:
                     piece = None if plan is None else _piece_at(plan, module, place.target)
-                    if piece is not None and piece.is_nothing:
+                    if piece is not None and (kept := _kept(place, piece)) is not None:
+                        place, piece = kept
+                    elif piece is not None:
                         continue
                     read, put = _read(whole, place, piece)
                     dtype = dtype or read.dtype
@@ -174,6 +176,23 @@ def _put(module: nn.Module, place: WeightPlace, tensor: Tensor, dtype: torch.dty
 def _piece_at(plan: TextPlan, module: nn.Module, target: str) -> WeightPiece | None:
     path, _, name = target.rpartition(".")
     return plan.piece_of(module.get_submodule(path), name)
+
+
+def _kept(place: WeightPlace, piece: WeightPiece) -> tuple[WeightPlace, WeightPiece | None] | None:
+    """Says where a tensor goes in this rank's weight, and which part of it; None where it goes nowhere.
+
+    A tensor of its own for each expert goes to one number of the dim that may be cut.
+    """
+    if piece.is_nothing:
+        return None
+    number = place.index[piece.dim] if len(place.index) > piece.dim else None
+    if not isinstance(number, int):
+        return place, piece
+    held = [each for start, count in piece.runs for each in range(start, start + count)]
+    if number not in held:
+        return None
+    index = (*place.index[: piece.dim], held.index(number), *place.index[piece.dim + 1 :])
+    return replace(place, index=index), None
 
 
 def _read(whole: Any, place: WeightPlace, piece: WeightPiece | None) -> tuple[Tensor, WeightPlace]:

@@ -1,0 +1,1 @@
+"""Gives each rank some experts of a mixture-of-experts language model."""
