@@ -19,7 +19,6 @@ from partsong.cli.options import Demo, Image, Reasoning, Think, Video
 from partsong.parallel import mesh_for
 from partsong.reasoning.strategies import parse_thinking
 from partsong.samplers.registry import strategies
-from tests import covering
 from tests.documents import LINK, PAGES, READ, ROOT, commands, examples, name, sentences, words
 from tests.results import TEMPLATE
 from tests.results import documents as results
@@ -105,15 +104,14 @@ NOT_RUN = {
     ("docs/thinking-eval.md", 3): "evaluates a task file of the user's",
 }
 
-#: Blocks of which less is run here: what ``make test-full`` runs as printed, and what stands in its place otherwise.
-LESS = {
-    ("docs/methods/hogwild.md", 0): ("max_tokens=200", "max_tokens=10"),
-    ("docs/scaling-out.md", 0): ('**MODELS["shapes"].defaults', "num_inference_steps=2"),
+#: Blocks that take seconds for what has tests of its own, and where: ``make test-full`` runs them.
+LATER = {
+    ("docs/engines.md", 1): "tests/reasoning/test_ranks_engine.py",
+    ("docs/methods/expert-parallel.md", 0): "tests/parallel/test_expert_parallel.py",
+    ("docs/methods/hogwild.md", 0): "tests/reasoning/test_hogwild_strategy.py",
+    ("docs/scaling-out.md", 0): "tests/parallel/test_shares.py",
+    ("docs/text.md", 1): "tests/parallel/test_text_models.py",
 }
-
-#: Blocks that start ranks for what has tests of its own (test_text_models, test_ranks_engine): ``make test-full`` runs
-#: them.
-LATER = {("docs/text.md", 1), ("docs/engines.md", 1)}
 
 
 @pytest.mark.parametrize(
@@ -129,10 +127,6 @@ def test_python_examples_run_as_printed(
     page: str, number: int, body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_extras(body)
-    if not covering.FULL and (page, number) in LESS:
-        printed, less = LESS[page, number]
-        assert printed in body
-        body = body.replace(printed, less)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     if "launch(" in body:  # its ranks import the file
@@ -144,7 +138,8 @@ def test_python_examples_run_as_printed(
 
 
 def test_examples_that_are_not_run_are_there() -> None:
-    assert NOT_RUN.keys() | LESS.keys() | LATER <= {block[:2] for block in blocks()}
+    assert NOT_RUN.keys() | LATER.keys() <= {block[:2] for block in blocks()}
+    assert all((ROOT / file).is_file() for file in LATER.values())
 
 
 @pytest.mark.parametrize(("page", "args"), runs(), ids=lambda value: value if isinstance(value, str) else None)

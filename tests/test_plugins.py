@@ -96,14 +96,12 @@ def partsong(environment: dict[str, str], *commands: tuple[object, ...]) -> list
 
 @pytest.fixture(scope="module")
 def done(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Done]]:
-    """The folder of results, and how a list, a picture, an answer and a refusal ended."""
+    """The folder of results, and how a list, an answer and a refusal ended."""
     folder = tmp_path_factory.mktemp("results")
     listed = ("list", "support", "--json", folder / "rows.json")
-    files = ("--json", folder / "r.json", "--out", folder / "x.png", "--steps", 1)
-    image = ("image", "a red circle", "--nproc", 2, "--strategy", "near-ring", "--compare", *files)
     asked = ("think", "sort : dog ant cat =", "--model", "lists-ar", "--extract", "text", "--max-tokens", 9)
     twice, wrong = ((*asked, "--strategy", f"think-twice:{knob}=3") for knob in ("num", "number"))
-    return folder, partsong(installed, listed, image, twice, wrong)
+    return folder, partsong(installed, listed, twice, wrong)
 
 
 @pytest.mark.slow
@@ -121,11 +119,14 @@ def test_strategies_and_adapters_are_listed(done: tuple[Path, list[Done]]) -> No
     assert "broken of tiny-song (partsong.strategies)" in warnings[0] and "Missing" in warnings[0]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not (zoo.MODELS["shapes"].folder / "model_index.json").is_file(), reason="no weights of shapes")
-def test_a_strategy_samples_as_its_twin(done: tuple[Path, list[Done]]) -> None:
-    folder, (_, image, *_) = done
+def test_a_strategy_samples_as_its_twin(installed: dict[str, str], tmp_path: Path) -> None:
+    files = ("--json", tmp_path / "r.json", "--out", tmp_path / "x.png", "--steps", 1)
+    command = ("image", "a red circle", "--nproc", 2, "--strategy", "near-ring", "--compare", *files)
+    (image,) = partsong(installed, command)
     assert image.returncode == 0, image.stderr
-    result = json.loads((folder / "r.json").read_text())
+    result = json.loads((tmp_path / "r.json").read_text())
     assert result["class"] == "exact" and result["max_abs_diff"] < 1e-4 and min(result["bytes_sent"]) > 0
 
 

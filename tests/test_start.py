@@ -64,12 +64,14 @@ def test_strategies_are_read_without_the_libraries_of_models(tmp_path: Path) -> 
     assert loaded(tmp_path, body) == {"torch"}
 
 
+@pytest.mark.full
 def test_a_process_that_only_starts_ranks_loads_no_models(tmp_path: Path) -> None:
     asked = "['image', 'a red circle', '--nproc', '2', '--strategy', 'ulysses', '--steps', '1', '--out', 'a.png']"
     assert loaded(tmp_path, f"from partsong.cli import main; main({asked})") == {"torch"}
     assert (tmp_path / "a.png").is_file()
 
 
+@pytest.mark.full
 def test_a_plan_for_a_published_model_loads_no_adapters_and_no_text_encoders(tmp_path: Path) -> None:
     body = """
 sys.argv = "partsong plan --model pixart-sigma --gpus 2xa100 --height 512 --width 512".split()

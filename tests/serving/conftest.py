@@ -31,13 +31,19 @@ def inpainting(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="session")
 def living(inpainting: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server of pictures, videos, and edits on two ranks; four jobs take turns, and eight may wait."""
+    """A server of pictures, videos, and edits on two ranks; four jobs take turns, and eight may wait.
+
+    In the end it is asked to end, and its ranks are to end too.
+    """
     models = ("--model", "shapes", "--model", "motion", "--model", str(inpainting[1]))
     names = ("gpt-image-1=shapes", "dall-e-3=shapes", "gpt-image-1.5=edits", "sora-2=motion")
     models += tuple(f"--served-name={name}" for name in names)
     limits = ("--nproc", "2", "--max-active", "4", "--max-waiting", "8", "--memory", "4")
     with running(tmp_path_factory.mktemp("served"), *models, *limits) as server:
         yield server
+        ranks = server.ranks()
+        assert server.stop() in (0, -15)  # by the signal itself, once all is closed
+        assert not [rank for rank in ranks if rank.is_running() and rank.status() != "zombie"]
 
 
 @pytest.fixture

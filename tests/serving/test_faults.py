@@ -104,6 +104,7 @@ def _job_note(server: RunningServer, name: str) -> str:
     return server.json(f"/v1/jobs/{name}")["note"] or ""
 
 
+@pytest.mark.full
 def test_pictures_that_cannot_be_written_fail_their_jobs_alone(server: RunningServer) -> None:
     *refused, last = [_post(server, seed, steps=20) for seed in (1, 2, 3)]
     server.wait(lambda: server.json(f"/v1/jobs/{refused[-1]}")["step"] > 0)
@@ -130,6 +131,7 @@ def test_more_jobs_than_may_wait_are_refused_with_a_time(server: RunningServer) 
     assert {_end(server, name)["status"] for name in names} == {"cancelled"}
 
 
+@pytest.mark.full
 def test_after_cancelled_jobs_the_next_picture_is_its_twin(server: RunningServer) -> None:
     drawn = random.Random(0)
     for seed in range(5):

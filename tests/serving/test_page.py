@@ -78,6 +78,7 @@ def test_a_picture_from_the_form_to_the_gallery(page: Page, server: StandIn) -> 
     expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
 
 
+@pytest.mark.full
 def test_below_the_path_of_a_proxy(browser: Browser, server: StandIn) -> None:
     with serve(server, root="/pictures") as url, opened(browser, url) as page:
         make(page, server)
@@ -87,6 +88,7 @@ def test_below_the_path_of_a_proxy(browser: Browser, server: StandIn) -> None:
         assert page.evaluate("document.getElementById('save').href") == f"{url}/v1/files/a.png"
 
 
+@pytest.mark.full
 def test_what_is_not_filled_in_is_left_to_the_server(page: Page, server: StandIn) -> None:
     make(page, server)
     (body,) = server.requests
@@ -144,6 +146,7 @@ def test_a_job_that_is_opened_while_the_page_still_loads_stays_open(page: Page, 
     expect(second).to_be_visible()
 
 
+@pytest.mark.full
 def test_several_pictures_and_their_settings_again(page: Page, server: StandIn) -> None:
     server.add(n=2, prompt="two", strategy="ring:ring_degree=2", seed=99)
     server.finish(JOB, {"a.png": png(3), "b.png": png(4)})
@@ -220,6 +223,7 @@ def test_errors_are_sentences(page: Page, server: StandIn) -> None:
     assert len(server.requests) == 1
 
 
+@pytest.mark.full
 def test_a_lost_connection_is_made_again(page: Page, server: StandIn) -> None:
     make(page, server)
     server.change(JOB, **RUNNING, step=1)
@@ -234,6 +238,7 @@ def test_a_lost_connection_is_made_again(page: Page, server: StandIn) -> None:
     expect(page.get_by_text("The connection was lost")).to_be_hidden()
 
 
+@pytest.mark.full
 def test_a_server_that_is_gone(browser: Browser, server: StandIn) -> None:
     with serve(server) as url, opened(browser, url) as page:
         field(page, "Prompt").fill("a circle")  # once it is there
@@ -267,7 +272,7 @@ def test_the_key(browser: Browser) -> None:
         expect(box).to_be_focused()
 
 
-@pytest.mark.parametrize("key", [None, "right"])
+@pytest.mark.parametrize("key", [pytest.param(None, marks=pytest.mark.full), "right"])
 def test_a_video_plays_while_it_grows(browser: Browser, tmp_path: Path, key: str | None) -> None:
     from partsong.videos import save_video
 
@@ -335,6 +340,7 @@ def test_a_chat_shows_its_threads(page: Page, server: StandIn) -> None:
     expect(page.locator(".turn.assistant .said").first).to_have_text("The answer is <b>4</b>.")
 
 
+@pytest.mark.full
 def test_stopping_an_answer_hangs_up(page: Page, server: StandIn) -> None:
     page.get_by_role("link", name="Chat").click()
     page.get_by_role("textbox", name="Message").fill("Count to a million")

@@ -50,6 +50,7 @@ def test_the_form_by_keyboard_alone(page: Page, server: StandIn) -> None:
     assert server.requests[0]["prompt"] == "by keyboard"
 
 
+@pytest.mark.full
 def test_cancel_by_keyboard_keeps_the_focus_in_place(page: Page, server: StandIn) -> None:
     server.add(status="in_progress", prompt="at work")
     page.reload()
@@ -59,6 +60,7 @@ def test_cancel_by_keyboard_keeps_the_focus_in_place(page: Page, server: StandIn
     expect(page.locator("#stage")).to_be_focused()
 
 
+@pytest.mark.full
 def test_screen_readers_hear_quarters_and_not_steps(page: Page, server: StandIn) -> None:
     server.add(status="in_progress", prompt="at work", steps=100)
     page.reload()
@@ -76,7 +78,7 @@ def test_screen_readers_hear_quarters_and_not_steps(page: Page, server: StandIn)
     assert heard == [*(f"Running, {part} percent" for part in (25, 50, 75)), "The job is done."]
 
 
-@pytest.mark.parametrize("width", [400, 320])
+@pytest.mark.parametrize("width", [pytest.param(400, marks=pytest.mark.full), 320])
 def test_narrow(browser: Browser, server: StandIn, width: int) -> None:
     ranks = [{"rank": rank, "bytes_sent": 10**9 * rank, "seconds_waiting": 100.0} for rank in range(4)]
     advice = "usp:ulysses_degree=2,ring_degree=2 with step-cache:threshold=0.08, predicted 4.2 to 5.1 s. " * 3
@@ -104,6 +106,7 @@ def test_narrow(browser: Browser, server: StandIn, width: int) -> None:
         assert not narrow, f"too low to touch: {narrow}"
 
 
+@pytest.mark.full
 def test_dark_follows_the_system(browser: Browser, server: StandIn) -> None:
     shades = {}
     with serve(server) as url:

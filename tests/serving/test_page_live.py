@@ -76,6 +76,7 @@ def test_a_picture_and_its_twin(page: Page, url: str) -> None:
     expect(page.locator("#tiles li").filter(has_text=PROMPT)).to_have_count(1)
 
 
+@pytest.mark.full
 def test_a_running_job_is_seen_after_a_reload_and_cancelled(page: Page) -> None:
     make(page, "a green triangle", "ulysses", Steps=200)
     page.wait_for_function("() => document.getElementById('stage-bar').value > 0")
@@ -87,6 +88,7 @@ def test_a_running_job_is_seen_after_a_reload_and_cancelled(page: Page) -> None:
     expect(page.locator("#tiles")).to_contain_text("cancelled")
 
 
+@pytest.mark.full
 def test_what_the_ranks_refuse_is_a_sentence(page: Page) -> None:
     make(page, "a green triangle", "ring:degree=3")
     fault = page.locator("#create-fault")

@@ -29,7 +29,7 @@ def server() -> StandIn:
 @pytest.mark.parametrize(
     ("psnr", "seconds", "words"),
     [
-        (31.0, 3.0, "can be seen where one looks for it"),
+        pytest.param(31.0, 3.0, "can be seen where one looks for it", marks=pytest.mark.full),
         (8.0, 1.5, "Here it is another picture. It was slower than one worker"),
     ],
 )
@@ -44,6 +44,7 @@ def test_a_comparison_says_what_came_of_it(
     expect(page.get_by_role("region", name="Serial twin")).to_contain_text(words)
 
 
+@pytest.mark.full
 def test_a_long_prompt_leaves_the_picture_in_sight(page: Page, server: StandIn) -> None:
     server.files["a.png"] = png(5, 400)
     outputs = [{"url": "/v1/files/a.png", "kind": "image"}]
@@ -59,6 +60,7 @@ def test_a_long_prompt_leaves_the_picture_in_sight(page: Page, server: StandIn) 
     expect(page.locator("#large-view")).to_be_hidden()
 
 
+@pytest.mark.full
 def test_a_tile_on_a_phone_shows_its_job_and_old_news_goes(browser: Browser, server: StandIn) -> None:
     server.files["a.png"] = png(5)
     outputs = [{"url": "/v1/files/a.png", "kind": "image"}]
@@ -102,6 +104,7 @@ def test_an_operator_sees_the_server(browser: Browser, server: StandIn) -> None:
         expect(page.locator("#measure")).to_be_hidden()
 
 
+@pytest.mark.full
 def test_an_operator_is_led_from_advice_to_a_measurement(browser: Browser, server: StandIn) -> None:
     advice = "ulysses, which is exact and suits most models: this machine was not measured; run `partsong calibrate`"
     server.add(status="completed", advice=advice)

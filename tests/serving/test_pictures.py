@@ -330,6 +330,7 @@ def test_a_health_probe_has_every_model_make_something(server: RunningServer) ->
     }
 
 
+@pytest.mark.full
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     """Ends a server politely; its ranks end too, and its folder can be used again at once."""
     with running(tmp_path, "--model", "shapes", "--nproc", "2") as server:

@@ -165,6 +165,7 @@ def test_ranks_that_are_gone_with_their_machine_do_not_keep_the_next_ones_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first line stays open though its ranks have ended, as one to a machine without power does."""
+    monkeypatch.setattr(replica_module, "_LATE", 0.3)
 
     async def follow() -> None:
         heard, lines = Heard(), []

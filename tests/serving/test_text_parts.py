@@ -209,6 +209,7 @@ def test_a_model_that_is_not_there_is_named() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_ranks_share_a_model_and_end_with_the_server() -> None:
     """Read with the chat template and without it; one refusal, and a share that the model cannot have."""
