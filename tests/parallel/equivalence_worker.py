@@ -111,14 +111,15 @@ FIRST = ("DiT", "PixArt masked", "SD3", "Flux", "Wan")
 def usual(nproc: int) -> list[Case]:
     """What the default run chooses from.
 
-    The first families meet every strategy in every type and size. The others meet one strategy of each kind on two
-    ranks, in float64 and in one size, and those whose texts differ in length all that cut the batch. On more ranks
+    The first families meet every strategy in every type and size. The others meet one strategy that cuts tokens and one
+    that cuts layers on two ranks, in float64 and in one size, and those whose texts differ in length all that cut the
+    batch; tests/pipelines cuts the batch of every family. On more ranks
     float64 and the odd size show what is uneven; strategies that are composed, or have waves, take turns with the first
     families, and on four, more than there are cores, single ones run only where they differ there from three.
     """
     labels, places = list(strategies(nproc)), {name: place for place, name in enumerate(FAMILIES)}
     own = {label for label in labels if " x " not in label}.difference(*KINDS)  # made for one family
-    turns = taking_turns(FAMILIES, KINDS)
+    turns = taking_turns(FAMILIES, KINDS[1:])
     turns |= {(label, name) for label in KINDS[0] for name, family in FAMILIES.items() if family.ragged}
 
     def is_usual(label: str, name: str, dtype: str, side: int) -> bool:

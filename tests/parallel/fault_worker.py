@@ -88,6 +88,7 @@ class _LeftEarly(Exception):
 
 def break_off(victim: int, folder: str) -> None:
     """The victim alone is interrupted between two steps, catches that and calls its pipeline anew."""
+    health.BROKEN_OFF /= 4  # it is how long the others are patient, not whether
 
     def interrupted(pipe: Any, step: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
         if mesh.rank == victim:
@@ -130,7 +131,7 @@ def _fail(how: str) -> None:
 
 def return_while_awaited(victim: int) -> str:
     """The victim returns and keeps its process group open; the others wait for its message."""
-    health.DEPARTED /= 2  # it is how long the others are patient, not whether
+    health.DEPARTED /= 4  # it is how long the others are patient, not whether
     mesh = Mesh(ring=int(os.environ["WORLD_SIZE"]))
     axis = mesh.axis("ring")
     agree(axis, [1.0])

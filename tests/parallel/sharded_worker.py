@@ -19,6 +19,7 @@ from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.cuts.batch import GuidancePair
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.samples import sample_of
+from partsong.parallel.ranks import stops
 from partsong.parallel.ranks.health import operation
 from partsong.parallel.sharded_weights.weight_shares import find_units
 from tests.parallel.ranks import error, gathered
@@ -116,6 +117,7 @@ def after_an_error(nproc: int) -> list[dict[str, Any]]:
 
 def after_an_error_on_one(nproc: int) -> list[dict[str, Any]]:
     """An error on the first rank while the others wait for its message: what is said of the model, and how soon."""
+    stops.TIMEOUT /= 4  # it is how long the first one is patient, not whether
     with Mesh(ulysses=nproc) as mesh, torch.no_grad():
         model, start = build("SD3"), 0.0
         with contextlib.suppress(ValueError), parallelize(model, ShardedWeights(), Ulysses(), mesh=mesh):

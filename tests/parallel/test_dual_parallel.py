@@ -19,17 +19,18 @@ from tests import covering
 from tests.parallel import dual_worker
 from tests.parallel.families import FAMILIES
 
+#: By default ranks make three videos: in uneven blocks, with blocks admitted rarely, and with all that there is.
+NAMES = dual_worker.NAMES if covering.FULL else ("uneven", "rarely", "both")
+
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    return dual_worker.ranks(1)
+    return dual_worker.ranks(1, NAMES)
 
 
-@pytest.fixture(scope="module", params=[2, 3, pytest.param(4, marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=[2, *(pytest.param(nproc, marks=pytest.mark.full) for nproc in (3, 4))])
 def several(request: pytest.FixtureRequest) -> dict[str, Any]:
-    # More ranks than cores by default make one video.
-    some = {2: ("even", "uneven", "rarely", "recomputed"), 3: ("both",)}[request.param] if not covering.FULL else None
-    return launch(dual_worker.ranks, request.param, request.param, some or dual_worker.NAMES)
+    return launch(dual_worker.ranks, request.param, request.param, NAMES)
 
 
 def test_blocks_are_their_definition() -> None:

@@ -26,7 +26,7 @@ UNET = ("cfg-parallel", "sync-patch", "displaced-patch", "partial-patch", "shard
 PAIRS = [("Flux", "ulysses sharded-weights"), ("UNet", "sync-patch sharded-weights")]
 WIRED = [("Flux", "displaced-patch:wire=int8")]
 #: Those whose memory has parts that no other of them has.
-FEW = [("Flux", name) for name in ("ulysses", "ring", "displaced-patch", "tensor-parallel", "sharded-weights")]
+FEW = [("Flux", name) for name in ("ring", "displaced-patch", "tensor-parallel")]
 FEW += [("UNet", "displaced-patch"), PAIRS[0]]
 EVERY = [("Flux", name) for name in NAMES] + [("UNet", name) for name in UNET] + PAIRS + WIRED
 CASES = EVERY if covering.FULL else FEW

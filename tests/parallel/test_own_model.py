@@ -14,10 +14,11 @@ from tests import covering
 from tests.parallel import own_model_worker as worker
 from tests.parallel.own_models import MODELS, TYPOS, VIDEO, OwnVideo
 
-#: The page's example runs under every strategy, the others take turns; on three ranks too.
+#: The page's example runs under every strategy, the others take turns; with ``--full`` on three ranks too.
+RANKS = (2, 3) if covering.FULL else (2,)
 PRODUCT = [
-    *((nproc, name, strategy, True) for nproc in (2, 3) for name in MODELS for strategy in worker.WITH_ROW),
-    *((nproc, name, strategy, False) for nproc in (2, 3) for name in MODELS for strategy in worker.WITHOUT),
+    *((nproc, name, strategy, True) for nproc in RANKS for name in MODELS for strategy in worker.WITH_ROW),
+    *((nproc, name, strategy, False) for nproc in RANKS for name in MODELS for strategy in worker.WITHOUT),
 ]
 PAGE = [case for case in PRODUCT if case[1] == "the page's"]
 CASES = PRODUCT if covering.FULL else [*PAGE, *covering.covering(PRODUCT, beside=PAGE)]

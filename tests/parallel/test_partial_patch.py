@@ -20,10 +20,10 @@ from tests.parallel import partial_worker
 from tests.parallel.displaced_worker import TIMES
 from tests.parallel.partial_worker import BUDGETS, SHARPNESS, TOKENS, attention_inputs, cases
 
-RANKS = (2, 3, 4)
-#: By default more ranks do what takes neighbours on both sides, what is not done on fewer, and the one whose bytes are
+RANKS = (2, 3, 4) if covering.FULL else (2, 4)
+#: By default four ranks do what takes neighbours on both sides, what is not done on fewer, and the one whose bytes are
 #: counted.
-USUAL = {3: ("one stream", "one step before", "auto"), 4: ("one stream", "text between", "auto, ranks without heads")}
+USUAL = {4: ("one stream", "text between", "auto, ranks without heads")}
 CASES = [
     (nproc, name) for nproc in RANKS for name in cases(nproc) if covering.FULL or name in USUAL.get(nproc, cases(nproc))
 ]

@@ -17,7 +17,7 @@ from tests.parallel.pipelines import PIPES, STEPS
 RANKS = (2, 3, 4)
 TOLERANCE = {"float64": 1e-10, "float32": 5e-6}
 USUAL = {
-    3: (("Ring", "Flux"), ("DisplacedPatch", "SD3"), ("DataParallel", "DiT")),
+    3: (),
     4: (("CfgParallel x Ulysses", "DiT"), ("CfgParallel x DisplacedPatch", "Flux"), ("Usp", "SD3")),
 }
 PRODUCT: list[Key] = [

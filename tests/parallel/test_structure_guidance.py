@@ -30,7 +30,7 @@ RANKS = (1, 2, 3)
 #: By default two ranks make a picture of each kind of model and guide. Three, more than there are cores, do what
 #: depends on their number: who has which patch and guide.
 USUAL = {
-    2: ("trained SD", "SD", "SD, attention", "SDXL", "SD3", "PixArt", "Klein, prediction", "Qwen"),
+    2: ("trained SD", "SD", "SD, attention", "SDXL", "SD3", "Klein, prediction"),
     3: ("trained SD", "SD, prediction"),
 }
 #: One rank makes what those of others are compared with.

@@ -17,7 +17,6 @@ from partsong import TimestepPipeline
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.ranks.launch import launch
 from partsong.samplers.pipeline.scheduler_checks import check_memoryless
-from tests import covering
 from tests.parallel import timestep_worker
 
 
@@ -26,11 +25,9 @@ def alone() -> dict[str, Any]:
     return timestep_worker.ranks(1)
 
 
-@pytest.fixture(scope="module", params=[2, 3, pytest.param(4, marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=[2, *(pytest.param(nproc, marks=pytest.mark.full) for nproc in (3, 4))])
 def several(request: pytest.FixtureRequest) -> dict[str, Any]:
-    # More ranks than cores by default make one video.
-    some = ("guided",) if request.param > 2 and not covering.FULL else timestep_worker.NAMES
-    return launch(timestep_worker.ranks, request.param, request.param, some)
+    return launch(timestep_worker.ranks, request.param, request.param, timestep_worker.NAMES)
 
 
 @pytest.mark.parametrize(("window", "sink"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.full), (3, 0)])

@@ -20,7 +20,13 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
-@pytest.mark.slow
+def test_ranks_of_torchrun_meet() -> None:
+    done = torchrun("meet")
+    assert done.returncode == 0, done.stderr
+    assert "ranks 2 met True" in done.stdout
+
+
+@pytest.mark.full  # what is computed does not depend on who has started the ranks
 def test_works_under_torchrun() -> None:
     done = torchrun()
     assert done.returncode == 0, done.stderr

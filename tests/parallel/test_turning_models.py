@@ -15,7 +15,6 @@ from partsong.parallel import Mesh, parallelize
 from partsong.parallel.ranks.launch import launch
 from partsong.samplers import generate
 from partsong.samplers.long_video.video_decode import StreamingDecoder
-from tests import covering
 from tests.parallel import turning_worker
 from tests.parallel.families import FAMILIES
 from tests.parallel.turning_worker import CAUSAL, TURNING
@@ -29,11 +28,9 @@ def alone() -> dict[str, Any]:
     return turning_worker.ranks(1)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.full)])
 def several(request: pytest.FixtureRequest) -> dict[str, Any]:
-    # More ranks than cores by default make one video with text among its frames, and one without.
-    some = tuple(TURNING) if request.param == 2 or covering.FULL else ("CogVideoX", "LTX-Video")
-    return launch(turning_worker.ranks, request.param, request.param, some)
+    return launch(turning_worker.ranks, request.param, request.param, tuple(TURNING))
 
 
 @pytest.mark.parametrize("name", TURNING)

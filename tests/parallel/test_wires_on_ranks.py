@@ -17,16 +17,15 @@ from tests.parallel import wires_worker
 from tests.parallel.displaced_worker import TIMES
 from tests.parallel.wires_worker import HEIGHT, ROWS, cases, images
 
-RANKS = (2, 3, 4)
+RANKS = (2, 3, 4) if covering.FULL else (2, 4)
 #: By default the wires take turns with the strategies. More ranks do what is not done on fewer.
 USUAL = {
     2: {
         *("displaced int8", "displaced 1bit", "displaced lowrank", "displaced half", "displaced held"),
         *("ring fp8", "ring 4bit", "ring masks", "partial 1bit", "ulysses int8", "token ring int8"),
-        *("displaced beside a cache", "ring beside a cache"),
+        *("displaced beside a cache", "ring beside a cache", "ring lowrank"),
     },
-    3: {"displaced 2bit", "partial int8", "ring lowrank"},
-    4: {"displaced beside ulysses", "ring beside ulysses", "usp fp8"},
+    4: {"displaced beside ulysses", "ring beside ulysses", "usp fp8", "displaced 2bit"},
 }
 CASES = [(nproc, name) for nproc in RANKS for name in cases(nproc) if covering.FULL or name in USUAL[nproc]]
 #: What rounding may move a serial output by, on random weights.

@@ -1,4 +1,4 @@
-"""Started by torchrun: samples with two ranks; with an argument, that rank kills itself in mid-run."""
+"""Started by torchrun: two ranks meet, or sample; with the number of a rank, that one kills itself in mid-run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ import torch
 
 from partsong import Ulysses
 from partsong.parallel import Mesh, parallelize
-from tests.parallel.families import FAMILIES
+from partsong.parallel.ranks.collectives import agree
 
 
-def main() -> None:
-    victim = int(sys.argv[1]) if len(sys.argv) > 1 else None
+def meet() -> None:
+    """What torchrun has a part in: two processes are the ranks of one mesh. It needs no models, which load slowly."""
+    with Mesh(ulysses=2) as mesh:
+        numbers = agree(mesh.axis("ulysses"), [float(mesh.rank)])
+        mesh.print(f"ranks {mesh.world_size} met {numbers == [[0.0], [1.0]]}")
+
+
+def sample(victim: int) -> None:
+    """Three steps of a model that two ranks share."""
+    from tests.parallel.families import FAMILIES
+
     model, named = FAMILIES["DiT"].model(8, torch.float64), FAMILIES["DiT"].call(8, 1, torch.float64)
     with Mesh(ulysses=2) as mesh, torch.no_grad():
         want = model(**named).sample
@@ -28,4 +37,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["meet"]:
+        meet()
+    else:
+        sample(*map(int, sys.argv[1:] or [-1]))

@@ -75,15 +75,17 @@ KINDS = (
 def usual(nproc: int) -> list[Case]:
     """What the default run chooses from.
 
-    The plain UNet meets every strategy, those that wait for rows and that do not in both types and sizes, and others
-    meet one of each kind on two ranks. On three ranks rows are uneven in another way; on four some compositions are
+    The plain UNet meets every strategy, those that wait for rows and that do not in both types and sizes. On two ranks
+    others meet one that cuts rows, and two of them one that cuts weights; what is put on the plain one has tests in
+    tests/features and test_controlnets. On three ranks rows are uneven in another way; on four some compositions are
     tried, and what is not the same there as on three.
     """
     more = {
-        3: ("SyncPatch", "DisplacedPatch", "Usp", "Ulysses x 3 waves", "Ulysses x ShardedWeights"),
+        3: ("SyncPatch", "DisplacedPatch", "Ulysses x 3 waves"),
         4: ("CfgParallel x Ulysses", "DisplacedPatch x Ulysses", "Usp"),
     }
-    turns = taking_turns(UNETS, KINDS) | {("SyncPatch", name) for name in UNETS}
+    turns = taking_turns(MODELS, KINDS[:1]) | taking_turns(MODELS[:3:2], KINDS[1:])
+    turns |= {("SyncPatch", name) for name in UNETS if name not in MODELS and " + " not in name}
     return [
         case
         for case in product(nproc)

@@ -39,13 +39,13 @@ OWN_COLUMNS = (
 ALWAYS += [(2, name, "TensorParallel") for name in OWN_COLUMNS]
 
 
-#: The ways to cut that all others are made of: branches, samples, tokens by two exchanges, and rows by two. A family
-#: takes one of the two exchanges; every model meets both in tests/parallel. All strategies run with ``--full``.
-PLAIN = (("CfgParallel",), ("DataParallel",), ("Ulysses", "Ring"), ("SyncPatch", "DisplacedPatch"))
+#: The ways to cut that all others are made of: the batch by branches or samples, tokens by two exchanges, and rows by
+#: two. A family takes one of each two. All strategies run with ``--full``.
+PLAIN = (("CfgParallel", "DataParallel"), ("Ulysses", "Ring"), ("SyncPatch", "DisplacedPatch"))
 
 
 def _few() -> list[tuple[int, str, str]]:
-    """Every way to cut on every family; one of them on its last pipeline, which every other time is on three ranks."""
+    """Every way to cut on every family; one of them on its last pipeline, for every fourth three on three ranks."""
     cases: dict[str, list[str]] = {}
     for name, family in FAMILY.items():
         cases.setdefault(family, []).append(name)
@@ -54,8 +54,8 @@ def _few() -> list[tuple[int, str, str]]:
         for way, strategies in enumerate(PLAIN):
             # The last ones of a family have more put on them: adapters, ControlNets, several samples.
             is_last = turn % len(PLAIN) == way
-            nproc = 3 if is_last and turn // len(PLAIN) % 2 else 2
-            taken.append((nproc, names[-1 if is_last else 0], strategies[(turn + turn // 4) % len(strategies)]))
+            nproc = 3 if is_last and turn // len(PLAIN) % 4 == 1 else 2
+            taken.append((nproc, names[-1 if is_last else 0], strategies[(turn + way) % 2]))
     return list(dict.fromkeys(taken))
 
 
