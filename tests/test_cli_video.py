@@ -76,7 +76,10 @@ def sample(folder: Path, out: Path, *args: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    [("plain", "dual-parallel:block_frames=4,context=2"), ("causal", "timestep-pipeline:window=2")],
+    [
+        ("plain", "dual-parallel:block_frames=4,context=2"),
+        pytest.param("causal", "timestep-pipeline:window=2", marks=pytest.mark.full),
+    ],
 )
 def test_a_long_video_is_the_same_on_two_ranks(
     folders: dict[str, Path], name: str, strategy: str, tmp_path: Path

@@ -18,6 +18,7 @@ def queue_alone() -> list[dict[str, Any]]:
     return contests._on_rank(2, 1, 2, 2)
 
 
+@pytest.mark.full
 def test_a_queue_of_blocks_idles_as_its_formula_says() -> None:
     (row,) = launch(queue_alone, 2)
     assert row["size"] == 29 and row["idle_predicted"] == 3 / (STEPS * 2 + 3)

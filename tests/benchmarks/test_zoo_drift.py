@@ -20,12 +20,14 @@ def rows() -> list[dict]:
     return study(chosen, nproc=2, num_captions=CAPTIONS, seed=11, batch=CAPTIONS)
 
 
+@pytest.mark.full
 def test_an_exact_strategy_draws_the_same_picture() -> None:
     serial, row = rows()[0], rows()[1]
     assert row["psnr_min"] >= 80.0
     assert row["facts_read"] == pytest.approx(serial["facts_read"], abs=1e-9)
 
 
+@pytest.mark.full
 def test_displaced_patch_stays_close() -> None:
     serial, row = rows()[0], rows()[2]
     assert row["psnr_median"] >= 38.0

@@ -131,7 +131,7 @@ def on_ranks(folder: str, share: str | None) -> list[Any]:
     return [written, lm.loglikelihood([request(prompt, " dog ant")])[0][0]]
 
 
-@pytest.mark.parametrize("kind", ["mdlm", "ar"])
+@pytest.mark.parametrize("kind", [pytest.param("mdlm", marks=pytest.mark.full), "ar"])
 def test_ranks_that_share_a_model_answer_as_one_does(folders: dict[str, Path], kind: str) -> None:
     texts, likely = launch(on_ranks, 2, str(folders[kind]), "sharded-weights")
     alone = on_ranks(str(folders[kind]), None)

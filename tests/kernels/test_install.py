@@ -238,6 +238,7 @@ def test_torch_without_the_registry_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_importing_the_kernels_loads_none_of_them() -> None:
     code = """import sys, partsong.kernels, partsong.kernels.install
+import partsong.kernels.norms, partsong.kernels.token_head
 print(sorted({'triton', 'transformers', 'diffusers', 'xformers', 'kernels'} & set(sys.modules)))"""
     process = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert process.stdout.strip() == "[]"

@@ -57,6 +57,7 @@ def test_refusals(kind, words, call) -> None:
         call()
 
 
+@pytest.mark.full
 def test_importing_loads_no_triton() -> None:
     code = "import sys, partsong.kernels.norms; print('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

@@ -287,6 +287,7 @@ def test_the_choice_is_logged_with_its_reason(monkeypatch, caplog) -> None:
     assert caplog.messages == ["token head naive used: the tensors are on cpu"]
 
 
+@pytest.mark.full
 def test_importing_the_kernels_does_not_import_triton() -> None:
     code = (
         "import sys, torch; before = 'triton' in sys.modules; import partsong.kernels.token_head\n"

@@ -379,7 +379,7 @@ def cases(draw: Any) -> Any:
     return (batch, key_heads * group, key_heads, length, keys, width), cuts, name
 
 
-@settings(max_examples=30 if covering.FULL else 8, deadline=None, derandomize=True)
+@settings(max_examples=30 if covering.FULL else 5, deadline=None, derandomize=True)
 @given(case=cases(), hidden=st.booleans())
 def test_any_shape(case: Any, hidden: bool) -> None:
     shape, cuts, name = case

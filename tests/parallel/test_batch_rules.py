@@ -14,6 +14,7 @@ from torch import Tensor
 from partsong.errors import UnsupportedError
 from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.ranks.shards import offsets, split_sizes
+from tests import covering
 
 RULES = BatchRules(
     model="Model",
@@ -121,7 +122,7 @@ def local(rows: slice, batch: int, whole: dict[str, Any], named: dict[str, Any])
 
 
 @given(calls(), st.integers(2, 3))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400 if covering.FULL else 120, deadline=None)
 def test_any_call_is_right_or_refused_by_name(call: tuple[int, dict[str, Any]], ranks: int) -> None:
     batch, named = call
     sizes = split_sizes(batch, ranks)

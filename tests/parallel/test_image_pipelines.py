@@ -21,12 +21,12 @@ def pipelines() -> dict[tuple[str, str], list[dict[str, Any]]]:
     return launch(worker.pipelines, 2, PIPELINES)
 
 
-#: By default strategies take turns with pipelines.
+#: By default strategies take turns with every other two pipelines; tests/pipelines has cases of all of them.
 PIPELINES = [
     (label, name)
     for turn, label in enumerate(worker.STRATEGIES)
     for place, name in enumerate(IMAGE_PIPES)
-    if covering.FULL or (turn + place) % len(worker.STRATEGIES) == 0
+    if covering.FULL or ((turn + place) % len(worker.STRATEGIES) == 0 and place // len(worker.STRATEGIES) % 2 == 0)
 ]
 
 

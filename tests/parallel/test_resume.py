@@ -24,7 +24,7 @@ from tests.parallel import dual_worker, resume_worker
         ("dual", 2, 1),
         pytest.param("rarely", 1, 3, marks=pytest.mark.full),
         pytest.param("timestep", 2, 2, marks=pytest.mark.full),
-        ("timestep", 3, 1),
+        pytest.param("timestep", 3, 1, marks=pytest.mark.full),
     ],
 )
 def test_a_killed_run_goes_on(name: str, before: int, after: int, tmp_path: Path) -> None:

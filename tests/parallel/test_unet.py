@@ -34,7 +34,7 @@ PIPE_PRODUCT = [
     case
     for case in itertools.product((2, 3), unet_worker.PIPE_STRATEGIES, unet_worker.UNET_PIPES)
     # What is in a pipeline besides its UNet does not depend on how the UNet is cut.
-    if covering.FULL or (case[0] == 2 and (case[1] == "SyncPatch" or case[2] == "SD"))
+    if covering.FULL or (case[0] == 2 and case[2] == "SD")
 ]
 PIPE_CASES = chosen(PIPE_PRODUCT)
 

@@ -45,7 +45,7 @@ PLAIN = (("CfgParallel", "DataParallel"), ("Ulysses", "Ring"), ("SyncPatch", "Di
 
 
 def _few() -> list[tuple[int, str, str]]:
-    """Every way to cut on every family; one of them on its last pipeline, for every fourth three on three ranks."""
+    """Every way to cut on every family; of three in seven one on its last pipeline, some on three ranks."""
     cases: dict[str, list[str]] = {}
     for name, family in FAMILY.items():
         cases.setdefault(family, []).append(name)
@@ -53,8 +53,8 @@ def _few() -> list[tuple[int, str, str]]:
     for turn, names in enumerate(cases.values()):
         for way, strategies in enumerate(PLAIN):
             # The last ones of a family have more put on them: adapters, ControlNets, several samples.
-            is_last = turn % len(PLAIN) == way
-            nproc = 3 if is_last and turn // len(PLAIN) % 4 == 1 else 2
+            is_last = turn % 7 == 2 * way
+            nproc = 3 if is_last and turn // len(PLAIN) % 4 else 2
             taken.append((nproc, names[-1 if is_last else 0], strategies[(turn + way) % 2]))
     return list(dict.fromkeys(taken))
 

@@ -29,12 +29,11 @@ MIXES = {
     "ulysses tensor-parallel": (Ulysses(degree=2), TensorParallel(degree=2)),
     "cfg-parallel ring": (CfgParallel(degree=2), Ring(degree=2)),
 }
-#: Each mix once, of pictures and of a video; the whole product is left to make test-full.
+#: Each mix once, alone or in a composition, of pictures and of a video; the whole product is left to make test-full.
 DEFAULT = {
     ("pixart-sigma", "displaced-patch"),
     ("sd3.5-large", "cfg-parallel ring"),
     ("qwen-image", "sharded-weights"),
-    ("flux2-dev", "tensor-parallel"),
     ("cogvideox-5b", "token-ring"),
     ("pixart-sigma", "sync-patch"),
     ("flux-schnell", "ulysses tensor-parallel"),

@@ -16,6 +16,7 @@ import pytest
 from partsong.errors import ArgumentError
 from partsong.reasoning.answers import checking_process
 from partsong.reasoning.answers.checking import CheckingError, MathChecker, same_number
+from tests import covering
 
 pytest.importorskip("math_verify")
 
@@ -87,7 +88,7 @@ def test_what_hangs_is_killed_in_time_and_replaced() -> None:
         assert fresh.check("p - q", "-q + p").right
         fresh.seconds = 0.7
         (before,) = pids(fresh)
-        for killed, answer in enumerate(("9^{9^9}", r"2^{2^{40}}"), 1):
+        for killed, answer in enumerate(("9^{9^9}", r"2^{2^{40}}")[: 2 if covering.FULL else 1], 1):
             begin = time.monotonic()
             verdict = fresh.check("3", answer)
             assert (verdict.right, verdict.decided, fresh.killed) == (False, False, killed)
@@ -119,7 +120,8 @@ def test_a_process_that_was_killed_from_outside_is_replaced() -> None:
 
 def test_long_and_deep_answers_end(checker: MathChecker) -> None:
     assert checker.check("x", "9" * 1_000_000).reason == "longer than 2000 characters"
-    for answer in ("(" * 1900, r"\frac{" * 300, "\x00" * 100, "\ud800", "٣" * 100):
+    deep = ("(" * 1900, r"\frac{" * 300)[: 2 if covering.FULL else 1]
+    for answer in (*deep, "\x00" * 100, "\ud800", "٣" * 100):
         begin = time.monotonic()
         assert not checker.check("x", answer).right
         assert time.monotonic() - begin < 30  # a replacement may have to start

@@ -42,11 +42,20 @@ def no_z(tokens: list[int], room: int) -> DraftTree:
     return DraftTree.chain(tokenizer()("zz").input_ids[:room])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+HOW: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "few rows": {"max_rows": 2, "prefill_chunk": 5},
+    "drafts": {"speculate": Guessing(guess=no_z), "step_costs": FREE},
+}
+
+
 @pytest.mark.parametrize(
-    "how",
-    [{}, {"max_rows": 2, "prefill_chunk": 5}, {"speculate": Guessing(guess=no_z), "step_costs": FREE}],
-    ids=["plain", "few rows", "drafts"],
+    ("how", "temperature"),
+    [  # by default temperatures take turns
+        pytest.param(how, temperature, id=f"{name}-{temperature}", marks=[pytest.mark.full] * ((row + column) % 2))
+        for row, (name, how) in enumerate(HOW.items())
+        for column, temperature in enumerate([0.0, 0.8])
+    ],
 )
 def test_one_call_fails_and_the_others_go_on(how: dict[str, Any], temperature: float) -> None:
     model = broken()

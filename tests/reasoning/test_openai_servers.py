@@ -115,6 +115,7 @@ def test_samples_have_their_seeds(server: LocalServer) -> None:
     assert texts[:3] == texts[3:] and len(set(texts)) > 1
 
 
+@pytest.mark.full
 def test_temperature_nought_draws_nothing(server: LocalServer) -> None:
     completions = asyncio.run(answers(server, *(asked(number, temperature=0.0) for number in range(3)), connections=1))
     assert len({completion.text for completion in completions}) == 1
@@ -126,6 +127,7 @@ def test_a_limit_is_kept_and_reported(server: LocalServer) -> None:
     assert (completion.finish, completion.usage.completion) == ("length", 7)
 
 
+@pytest.mark.full
 def test_a_run_goes_on_with_another_server(server: LocalServer, tmp_path: Path) -> None:
     """Three calls, then the server is away, then it is back: nothing is asked twice. A replay asks nobody."""
 

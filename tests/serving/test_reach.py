@@ -133,7 +133,7 @@ def loaded() -> Iterator[Callable[[str], Loaded]]:
         ("shapes", {"num_inference_steps": 150}, None),
         ("shapes-unet", {"height": 24, "width": 72}, None),
         ("shapes-unet", {"height": 64, "width": 68}, "multiples of 8 pixels"),
-        ("shapes-unet", {"num_inference_steps": 1000}, None),
+        pytest.param("shapes-unet", {"num_inference_steps": 1000}, None, marks=pytest.mark.full),
         (
             "shapes-unet",
             {"num_inference_steps": 1001},

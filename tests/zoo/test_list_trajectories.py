@@ -52,7 +52,7 @@ def answer_of(texts: ListTrajectories, row: int) -> str:
     return answer_text(texts.ids[row][texts.canvas[row]].tolist())
 
 
-@pytest.mark.parametrize("family", ["chain", "sort"])
+@pytest.mark.parametrize("family", [pytest.param("chain", marks=pytest.mark.full), "sort"])
 def test_the_likeliest_answers_are_those_of_the_plain_decoder(teacher: LlamaForCausalLM, family: str) -> None:
     asked = prompts(family, 6)
     mine = decode_one_by_one(teacher, asked, torch.zeros(6, dtype=torch.bool), seed=0)
@@ -218,6 +218,7 @@ def test_speed_and_accuracy_are_counted(teacher: LlamaForCausalLM) -> None:
     assert fast["forwards"] == 10 and fast["tokens_per_forward"] == sizes / 10
 
 
+@pytest.mark.full
 def test_spread_tells_a_collapsed_sampler_from_an_even_one(teacher: LlamaForCausalLM) -> None:
     prompt = "remove at any : ant dog cat ="
     drawn = measure_spread(teacher, prompt, "quota", num=150)

@@ -66,6 +66,7 @@ def test_every_canvas_will_do(diffusion: Any) -> None:
         assert texts == {example.answer}
 
 
+@pytest.mark.full
 def test_a_row_does_not_depend_on_the_batch_it_is_in(loaded: Any) -> None:
     prompts = [example.prompt for example in lists.examples(6, seed=8)]
     assert answers(loaded.model, prompts) == [answers(loaded.model, [prompt])[0] for prompt in prompts]

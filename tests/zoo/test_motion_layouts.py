@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from partsong_zoo import motion
@@ -35,6 +36,7 @@ def test_a_layout_is_what_a_clip_shows() -> None:
                 np.testing.assert_array_equal(only[row], only[1 : KINDS[0]].sum(axis=0))
 
 
+@pytest.mark.full
 def test_read_outs_learn_what_the_clips_have_where() -> None:
     """Shown two clean clips, it soon does better than who knows their mean layout."""
     torch.manual_seed(0)

@@ -15,6 +15,7 @@ from partsong_zoo.scoring import FactScore
 from partsong_zoo.shapes.drawing import paint
 from partsong_zoo.shapes.grammar import describe, held_out, write
 from partsong_zoo.shapes.scenes import PLACES, draw_things, generator
+from tests import covering
 
 NUM_SCENES = 300
 SCENES = [draw_things(generator(101, index)) for index in range(NUM_SCENES)]
@@ -64,7 +65,8 @@ def test_reader_measures_what_was_drawn() -> None:
 
 def test_reader_refuses_the_wrong_picture() -> None:
     pictures = (PICTURES / 255.0).astype(np.float32)
-    assert total_read(CAPTIONS, np.roll(pictures, 1, axis=0)) < 0.3
+    num = len(CAPTIONS) if covering.FULL else 100
+    assert total_read(CAPTIONS[:num], np.roll(pictures[:num], 1, axis=0)) < 0.3
     assert total_read(CAPTIONS[:50], np.full_like(pictures[:50], 0.93)) == 0.0
     assert total_read(CAPTIONS[:50], np.random.default_rng(0).random((50, 64, 64, 3)).astype(np.float32)) < 0.1
 

@@ -71,6 +71,7 @@ def test_votes_and_rounds_beat_a_single_draft(
     assert refined / NUM >= single + 0.1
 
 
+@pytest.mark.full
 def test_who_says_yes_is_mostly_right(questions: list[str], drafts: list[list[Draft]]) -> None:
     said = [(q, one) for q, made in zip(questions, drafts, strict=True) for one in made if answer(one) is not None]
     assert len(said) >= 50
@@ -79,6 +80,7 @@ def test_who_says_yes_is_mostly_right(questions: list[str], drafts: list[list[Dr
     assert sum(": no. " in one.text for one in gave_up) / len(gave_up) >= 0.9
 
 
+@pytest.mark.full
 def test_it_lists_what_attempts_have_found(
     model: LlamaForCausalLM, questions: list[str], drafts: list[list[Draft]]
 ) -> None:

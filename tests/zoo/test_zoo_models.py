@@ -65,6 +65,7 @@ def test_folder_loads_stock(pipeline: StableDiffusion3Pipeline) -> None:
     assert kinds == {torch.float32}
 
 
+@pytest.mark.full
 def test_plain_call_works_with_all_defaults(pipeline: StableDiffusion3Pipeline) -> None:
     caption = "a red circle left of a blue square"
     image = pipeline(caption, generator=torch.Generator().manual_seed(0)).images[0]
@@ -138,11 +139,13 @@ def test_the_experts_draw_what_captions_say_and_only_those_that_are_asked_are_lo
 @pytest.mark.parametrize(
     ("name", "steps", "num", "least"),
     [
-        ("motion", 10, 4, 0.8),
         ("motion-causal", 2, 4, 0.7),
         *(
             pytest.param(*case, marks=pytest.mark.full)
-            for case in (("motion", 10, 8, 0.8), ("motion-causal", 4, 12, 0.7), ("motion-causal", 2, 12, 0.7))
+            for case in (
+                *(("motion", 10, 4, 0.8), ("motion", 10, 8, 0.8)),
+                *(("motion-causal", 4, 12, 0.7), ("motion-causal", 2, 12, 0.7)),
+            )
         ),
     ],
 )

@@ -19,8 +19,14 @@ def run(engine: Counting, **options: Any) -> dict[str, list[dict[str, Any]]]:
     return asyncio.run(run_reasoning(job, engine))
 
 
-@pytest.mark.parametrize(("concurrency", "together"), [(1, 8), (5, 8), (5, 3), (64, 12)])
-@pytest.mark.parametrize("samples", [None, 6], ids=["live", "pool"])
+@pytest.mark.parametrize(
+    ("concurrency", "together", "samples"),
+    [  # by default live ones and pools take turns
+        pytest.param(*sizes, samples, marks=[pytest.mark.full] * ((row + column) % 2))
+        for row, sizes in enumerate([(1, 8), (5, 8), (5, 3), (64, 12)])
+        for column, samples in enumerate([None, 6])
+    ],
+)
 def test_calls_of_all_problems_are_bounded_together(concurrency: int, together: int, samples: int | None) -> None:
     engine = Counting(script)
     found = run(engine, concurrency=concurrency, together=together, samples=samples)

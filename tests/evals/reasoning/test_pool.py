@@ -181,6 +181,7 @@ def drawn_pool(chosen: list[Problem]) -> Pool:
     return pool
 
 
+@pytest.mark.full
 def test_fourteen_strategies_cost_in_proportion_to_the_problems() -> None:
     taken = []
     for num in (100, 600):

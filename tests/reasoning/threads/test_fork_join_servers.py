@@ -99,7 +99,8 @@ def test_paths_and_a_summary(llama: LocalServer, tmp_path: Path) -> None:
     assert (same.text, same.details) == (answer.text, answer.details)
 
 
-@pytest.mark.parametrize("form", ["threadweaver", pytest.param("parallel-r1", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("form", ["threadweaver", "parallel-r1"])
 def test_a_model_that_was_only_told_of_threads_answers_all_the_same(
     llama: LocalServer, form: str, tmp_path: Path
 ) -> None:

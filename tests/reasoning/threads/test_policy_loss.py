@@ -135,6 +135,7 @@ def test_no_tokens_are_refused() -> None:
 # --- a model ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_reward_of_a_model_rises_over_twenty_steps() -> None:
     """Samples of the engine, their packed texts, advantages and the loss together: five of 26 letters are paid."""
     paid = set("abcde")

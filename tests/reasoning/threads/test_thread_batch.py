@@ -168,6 +168,7 @@ def test_rows_of_any_length_give_the_same_log_likelihoods() -> None:
         assert torch.allclose(found, alone, atol=1e-12)
 
 
+@pytest.mark.full
 def test_flex_attention_sees_what_the_mask_says() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 

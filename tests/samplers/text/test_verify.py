@@ -162,7 +162,12 @@ def gain_of_a_trained_model(rule: str, temperature: float, count: int) -> float:
 
 @needs_weights
 @pytest.mark.parametrize(
-    ("rule", "temperature", "gain"), [("quota", 0.0, 1.8), ("quota:by=random", 1.0, 2.5), ("entropy-bound", 0.7, 1.1)]
+    ("rule", "temperature", "gain"),
+    [
+        pytest.param("quota", 0.0, 1.8, marks=pytest.mark.full),
+        ("quota:by=random", 1.0, 2.5),
+        pytest.param("entropy-bound", 0.7, 1.1, marks=pytest.mark.full),
+    ],
 )
 def test_a_trained_model(rule: str, temperature: float, gain: float) -> None:
     assert gain_of_a_trained_model(rule, temperature, 8) > gain
@@ -258,7 +263,8 @@ def drawn(task: str, count: int, verify: int = 8, rule: str = "quota:by=random",
     return decode(OracleModel(support), [[]] * count, rule=rule, temperature=1.0, verify=verify, **options)
 
 
-@pytest.mark.parametrize("task", ["replace", pytest.param("insert", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("task", ["replace", "insert"])
 def test_draws_are_distributed_as_the_texts_are(task: str) -> None:
     decoded = drawn(task, 2500)
     texts = torch.tensor(decoded.tokens)
