@@ -244,6 +244,7 @@ def test_list_and_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert all(name in out for name in (*strategies(), *zoo.MODELS, "naive"))
 
 
+@pytest.mark.full
 def test_measurements_name_the_instruction_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Times and last bits differ between processors: `partsong bench` and the filed benchmarks say which it was."""
     monkeypatch.setattr(bench_parscale, "run", lambda **_: [{"name": "one", "seconds": 1.0}])

@@ -17,7 +17,7 @@ from tests.gpu_ready.steps_worker import STRATEGIES
 #: What is most likely to wait; the whole table runs with ``--full``.
 QUICK = {
     "StableDiffusion3Pipeline": ("Ulysses", "StepCache, late"),
-    "QwenImagePipeline": ("CfgParallel",),
+    "QwenImagePipeline": (),
     "WanPipeline": (),
     "MochiPipeline": ("SyncPatch",),
     "StableDiffusionPipeline": (),

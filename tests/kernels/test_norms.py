@@ -197,8 +197,18 @@ def test_layer_norm_equals_that_of_dit_sd3_and_flux(backend, dtype) -> None:
     close(result, zero(x, emb=condition)[0], TOLERANCE[dtype])
 
 
-@every_backend
-@pytest.mark.parametrize("form", ["[B, C]", "[B, 1, C]", "[B, L, C]", "[1, C]", "[1, 1, C]", "[1, L, C]"])
+FORMS = ("[B, C]", "[B, 1, C]", "[B, L, C]", "[1, C]", "[1, 1, C]", "[1, L, C]")
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "form"),
+    [  # by default forms take turns with backends and types
+        pytest.param(*getattr(each, "values", each), form, marks=[*getattr(each, "marks", ()), *later])
+        for row, each in enumerate(EVERY)
+        for column, form in enumerate(FORMS)
+        for later in [[pytest.mark.full] * ((row + column) % 2)]
+    ],
+)
 def test_layer_norm_takes_every_form_of_modulation(backend, dtype, form) -> None:
     sizes = {"B": 2, "L": 5, "C": 33, "1": 1}
     shape = [sizes[letter] for letter in form.strip("[]").split(", ")]

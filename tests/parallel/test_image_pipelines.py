@@ -33,8 +33,7 @@ PIPELINES = [
 PRODUCT = [
     case
     for case in itertools.product((2, 3), worker.RESIDUAL_STRATEGIES, worker.RESIDUALS)
-    # By default the uneven parts of three ranks are those of one family.
-    if covering.FULL or case[0] == 2 or case == (3, "Ulysses", "SD3")
+    if covering.FULL or case[0] == 2
 ]
 CASES = chosen(PRODUCT)
 

@@ -56,7 +56,7 @@ def test_one_rank_is_the_definition(label: str, components: int) -> None:
     assert error(got, lagged_worker.twin(knobs)) <= 1e-12
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@pytest.mark.parametrize("nproc", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_any_ranks_give_the_same_bits(nproc: int) -> None:
     for case, made in results(nproc).items():
         alone = results(1) if nproc == 2 else _three(case[1])

@@ -162,10 +162,15 @@ def test_ranks_that_ask_for_different_things_name_both(leaves: bool, tmp_path: P
         assert "broadcast of rank 1" in text
 
 
+#: Ranks that only wait do without the libraries of models, which load slowly.
 WAITING = """
-from partsong.parallel import launch
-from tests.parallel.waiting import wait_for_ever
+from partsong.fork_server import begin_early
+from partsong.left_out_libraries import leave_out
 if __name__ == "__main__":
+    leave_out("diffusers", "peft", "transformers")
+    begin_early(2)
+    from partsong.parallel import launch
+    from tests.parallel.waiting import wait_for_ever
     launch(wait_for_ever, 2)
 """
 

@@ -25,8 +25,8 @@ NAMES = [
 UNET = ("cfg-parallel", "sync-patch", "displaced-patch", "partial-patch", "sharded-weights")
 PAIRS = [("Flux", "ulysses sharded-weights"), ("UNet", "sync-patch sharded-weights")]
 WIRED = [("Flux", "displaced-patch:wire=int8")]
-#: Those whose memory has parts that no other of them has.
-FEW = [("Flux", name) for name in ("ring", "displaced-patch", "tensor-parallel")]
+#: Those whose memory has parts that no other of them has, but for a ring.
+FEW = [("Flux", name) for name in ("displaced-patch", "tensor-parallel")]
 FEW += [("UNet", "displaced-patch"), PAIRS[0]]
 EVERY = [("Flux", name) for name in NAMES] + [("UNet", name) for name in UNET] + PAIRS + WIRED
 CASES = EVERY if covering.FULL else FEW

@@ -26,15 +26,11 @@ from tests.parallel.ranks import error
 from tests.pipelines.cases import CASES
 from tests.recipe_module import loaded
 
-RANKS = (1, 2, 3)
-#: By default two ranks make a picture of each kind of model and guide. Three, more than there are cores, do what
-#: depends on their number: who has which patch and guide.
-USUAL = {
-    2: ("trained SD", "SD", "SD, attention", "SDXL", "SD3", "Klein, prediction"),
-    3: ("trained SD", "SD, prediction"),
-}
+RANKS = (1, 2, 3) if covering.FULL else (1, 2)
+#: By default two ranks make a picture of each kind of model and guide.
+USUAL = {2: ("trained SD", "SD", "SD, attention", "SDXL", "SD3", "Klein, prediction")}
 #: One rank makes what those of others are compared with.
-USUAL[1] = (*worker.TRAINED_CASES, *USUAL[2], *USUAL[3])
+USUAL[1] = (*worker.TRAINED_CASES, *USUAL[2])
 EVERY = (*worker.TRAINED_CASES, *worker.CASES)
 LABELS = {nproc: [label for label in EVERY if covering.FULL or label in USUAL[nproc]] for nproc in RANKS}
 WIDE = [(nproc, label) for nproc in RANKS for label in LABELS[nproc] if label in worker.CASES]
@@ -84,6 +80,10 @@ def test_the_decoder_may_be_cut_as_well(nproc: int) -> None:
 def test_work_is_dealt_out_evenly_and_the_small_picture_ends_with_its_use() -> None:
     """Four steps and four patches; the small picture's first estimate is read in two steps, later ones in one."""
     assert [row["forwards"] for row in results(2)["SDXL"]] == [8 + 3, 8]  # a guide to the end, read in steps 0 to 3
+
+
+@pytest.mark.full
+def test_three_ranks_deal_out_the_work_evenly() -> None:
     assert [row["forwards"] for row in results(3)["SD, prediction"]] == [8, 4 + 1, 4]  # read in steps 0 and 1
 
 
@@ -181,6 +181,7 @@ def test_patches_of_a_picture_blend_to_the_picture(size: tuple[int, int], overla
     assert error(grid.blend(parts, torch.empty_like(whole)), whole) <= 1e-14
 
 
+@pytest.mark.full
 def test_a_trained_model_draws_one_scene_and_not_one_per_patch() -> None:
     """At twice its size the zoo's model alone repeats objects; guided it draws what the prompt says."""
     pipe = zoo.load("shapes")

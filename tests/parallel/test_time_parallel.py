@@ -33,6 +33,7 @@ FLOW = 1e-6
 ALIKE = (
     *("DPM-Solver++ 3M", "UniPC of order 3", "DEIS", "LMS", "LCM"),
     *("PNDM without its first steps", "DDIM with thresholds", "DDIM with noise"),
+    *("KDPM2 ancestral", "DPM-Solver singlestep", "DDPM"),
 )
 
 
@@ -107,13 +108,13 @@ def on_ranks(nproc: int) -> dict[tuple[str, str], list[Account]]:
     return worker.ranks(1, some) if nproc == 1 else launch(worker.ranks, nproc, nproc, some)
 
 
-#: By default the ways to solve take turns with the schedulers, and three ranks do what is uneven there.
+#: By default the ways to solve take turns with the schedulers, on two ranks.
 ON_RANKS = [
     (nproc, name, label)
     for nproc in (2, 3)
     for place, name in enumerate(worker.ON_RANKS)
     for turn, label in enumerate(worker.STRATEGIES)
-    if covering.FULL or (nproc == 2 and (place + turn) % 2 == 0) or (nproc, name, label) == (3, "UniPC", "window of 4")
+    if covering.FULL or (nproc == 2 and (place - turn) % 3 == 0)
 ]
 
 

@@ -67,9 +67,9 @@ DRAFTERS: dict[str, Callable[[], Any]] = {
 }
 
 
-#: Every drafter with the engine that has least room, and three with the one that has most.
+#: Every drafter with the engine that has least room, and one with the one that has most.
 PAIRS = [
-    pytest.param(drafter, how, marks=() if how or drafter in ("ngram", "assistant, tree", "all") else pytest.mark.full)
+    pytest.param(drafter, how, marks=() if how or drafter == "ngram" else pytest.mark.full)
     for how in ({"max_rows": 3, "prefill_chunk": 7, "cache_mb": 0.02}, {})
     for drafter in DRAFTERS
 ]

@@ -17,6 +17,7 @@ def winner(votes: list[str | None]) -> str | None:
     return max(dict.fromkeys(named), key=named.count, default=None)
 
 
+@pytest.mark.full
 def test_a_hundred_thousand_votes_stop_early_and_alike() -> None:
     draw, seen, total = random.Random(1), 0, 0
     for _ in range(100_000):

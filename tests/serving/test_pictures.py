@@ -230,7 +230,9 @@ def test_cancelling_frees_the_ranks_within_a_step(server: RunningServer) -> None
     assert httpx.get(f"{server.url}/v1/jobs?status=cancelled&limit=1").json()["data"][0]["id"] == name
 
 
-@pytest.mark.parametrize("strategy", ["displaced-patch:warmup_steps=8", "time-parallel:tolerance=0"])
+@pytest.mark.parametrize(
+    "strategy", ["displaced-patch:warmup_steps=8", pytest.param("time-parallel:tolerance=0", marks=pytest.mark.full)]
+)
 def test_strategies_that_keep_something_run_whole(server: RunningServer, strategy: str) -> None:
     # Both equal the twin: the warm-up covers all steps, and tolerance 0 iterates until nothing changes.
     asked = {

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partsong.errors import ArgumentError
@@ -36,11 +36,13 @@ from partsong.serving.texts.served import find_text
 from partsong.serving.texts.step_turns import StepTurns
 from partsong.serving.texts.upstream import with_model
 from partsong.serving.texts.wire import TextSpec
+from tests import covering
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 
 
+@settings(max_examples=100 if covering.FULL else 30)
 @given(st.dictionaries(st.text(), VALUES), VALUES, st.booleans(), st.sampled_from([None, 1, "\t"]), st.randoms())
 def test_a_name_is_put_into_a_body(more: dict[str, Any], value: Any, ascii_only: bool, indent: Any, draw: Any) -> None:
     items = list(({**more, "model": value}).items())

@@ -113,6 +113,7 @@ def test_the_reader_reads_the_renderer_but_for_what_is_hidden() -> None:
     assert len(held) > 2 * num
 
 
+@pytest.mark.full
 def test_long_videos_are_read() -> None:
     for index, caption in enumerate(motion.captions(3 if covering.FULL else 1, seed=23)):
         video = motion.render(caption, 90, index)

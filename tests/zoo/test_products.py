@@ -141,6 +141,7 @@ def test_the_problems_of_a_step_have_one_size() -> None:
         assert len({tuple(len(str(number)) for number in problem.numbers) for problem in problems}) == 1
 
 
+@pytest.mark.full
 def test_problems_run_out() -> None:
     with pytest.raises(ArgumentError, match="50 fresh problems of the sizes"):
         examples(50, 0, sizes=[(1, 1)])
