@@ -31,7 +31,7 @@ REASONS: dict[str, tuple[float, str]] = {
     "tests/parallel/test_launch.py": (0.07, "it waits until ranks that died or hang are noticed"),
     "tests/pipelines/test_every_pipeline.py": (0.07, "every pipeline of diffusers, under every way to cut its model"),
     "tests/test_docs.py": (0.06, "every example of every page runs as it is printed"),
-    "tests/serving/test_pictures.py": (0.07, "the living server starts in it"),
+    "tests/serving/test_denoise.py": (0.07, "the living server starts in it"),
 }
 
 #: Files of tests/serving that share a living server, which takes seconds to start: one process runs them all.
