@@ -1,11 +1,15 @@
 """Compares what `StepCache` leaves out and how it forecasts: ``python benchmarks/steps/step_cache.py``.
 
-One process. A block evaluation is one call of one block of the model; the share is of those that all steps would make.
+``--no-masks --no-thresholds --measures`` compares its measures at equal shares of block evaluations: the threshold of
+each is searched on the first captions. One process. A block evaluation is one call of one block of the model; the share
+is of those that all steps would make.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +30,9 @@ MASKS = (
     "1010101010101010100010101011",
     "1010101010101010101010101011",
 )
+#: Shares of block evaluations at which measures are compared.
+SHARES = (0.5, 0.65)
+MEASURES: tuple[Any, ...] = ("first_block", "input", "magnitude", "spectral")
 FORECASTS: tuple[Any, ...] = ("hold", "half", "linear", "quadratic", "foca")
 
 
@@ -39,15 +46,21 @@ class Config:
     """How many fresh captions."""
     batch: int = 20
     """Pictures in one call, where nothing depends on the other pictures of a call."""
+    masks: bool = True
+    """Whether to sample masks."""
     thresholds: bool = True
     """Whether to sample thresholds too, which takes a call for each picture."""
+    measures: bool = False
+    """Whether to sample every measure at thresholds with equal shares of block evaluations."""
+    searched: int = 8
+    """On how many captions thresholds are searched."""
     seed: int = 0
     """Seed of captions and noise."""
 
 
 def caches(config: Config) -> Iterator[StepCache]:
     """Lists the compared cases."""
-    for mask, forecast in itertools.product(MASKS, FORECASTS):
+    for mask, forecast in itertools.product(MASKS if config.masks else (), FORECASTS):
         yield StepCache(warmup_steps=1, mask=mask[1:], forecast=forecast)
     if config.thresholds:
         for threshold, forecast in itertools.product((0.08, 0.16), FORECASTS[:3]):
@@ -66,7 +79,9 @@ def main(config: Config) -> None:
     rows.append(
         _row(Sampled(f"{fewer} steps", 0.5, list(_pictures(pipe, config, fewer, config.batch))), serial, config)
     )
-    for cache in caches(config):
+    measured = (each for each in MEASURES if config.measures)
+    matched = (_matched(pipe, config, *each) for each in itertools.product(measured, ("hold", "linear"), SHARES))
+    for cache in itertools.chain(caches(config), matched):
         rows.append(_row(_cached(pipe, config, cache), serial, config))
         print(rows[-1], flush=True)
     _file(config, steps, rows)
@@ -99,8 +114,17 @@ def _cached(pipe: Any, config: Config, cache: StepCache) -> Sampled:
         for image in _pictures(pipe, config, steps, config.batch):
             images.append(image)
             shares.append(blocks.evaluations / ((blocks.computed + blocks.skipped) * len(blocks.blocks)))
-    what = f"threshold {cache.threshold:g}" if cache.mask is None else f"mask 1{cache.mask}"
+    what = f"{cache.measure}, threshold {cache.threshold:.3g}" if cache.mask is None else f"mask 1{cache.mask}"
     return Sampled(f"{what}, {cache.forecast}", statistics.fmean(shares), images)
+
+
+def _matched(pipe: Any, config: Config, measure: Any, forecast: Any, share: float) -> StepCache:
+    """Searches the threshold at which a measure has a share of the block evaluations, on the first captions."""
+    few, low, high = dataclasses.replace(config, captions=config.searched), 1e-3, 4.0
+    for _ in range(8):
+        cache = StepCache(measure=measure, forecast=forecast, threshold=math.sqrt(low * high))
+        low, high = (low, cache.threshold) if _cached(pipe, few, cache).share < share else (cache.threshold, high)
+    return StepCache(measure=measure, forecast=forecast, threshold=high)
 
 
 def _row(sampled: Sampled, serial: Sampled, config: Config) -> dict[str, Any]:
@@ -122,8 +146,8 @@ def _file(config: Config, steps: int, rows: list[dict[str, Any]]) -> None:
     note = (
         f"`shapes` at {steps} steps and its default guidance, {config.captions} captions. The share is of the block "
         "evaluations that all steps would make. Masks have a digit for each step, 1 computed and 0 left out; the last "
-        "step is always computed. With a threshold the first block of a step always runs, at most 3 steps in a row are "
-        "left out. PSNR in dB against the serial picture."
+        "step is always computed. With a threshold on `first_block` the first block of a step always runs; at most 3 "
+        "steps in a row are left out. PSNR in dB against the serial picture."
     )
     columns = ("case", "block evaluations", "PSNR median", "worst", "facts read")
     lines = [

@@ -28,8 +28,14 @@ class Attachment(Protocol):
         """Lists the samples of the current call for which the model has to run once more."""
         ...
 
-    def predict(self, step: int, batch: int) -> int:
-        """Returns the bytes this rank sends for it in one call of a step, given the number of samples on this rank."""
+    def predict(self, step: int, batch: int, index: int) -> int:
+        """Returns the bytes a rank sends for it in one call of a step.
+
+        Args:
+            step: number of the step.
+            batch: samples on that rank.
+            index: its place among those that hold parts of the tokens.
+        """
         ...
 
 

@@ -56,6 +56,8 @@ class Site(Protocol):
         clock: progress of the generation.
         strategies: all strategies of the plan.
         shared: the ranks that share the current call.
+        cut: how its input is cut over ranks; None where every rank has all of it.
+        given: the model's arguments in the current run, before they are cut.
     """
 
     module: nn.Module
@@ -63,6 +65,8 @@ class Site(Protocol):
     clock: StepClock
     strategies: tuple[Strategy, ...]
     shared: Axis
+    cut: Cut | None
+    given: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

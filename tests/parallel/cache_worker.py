@@ -25,6 +25,10 @@ SUMMED = replace(CACHES["SD3"], measure="input", calibration=CacheCalibration(po
 #: The same two, decided by what the step before has measured.
 LATE = replace(CACHES["SD3"], decide="late", threshold=1.6)
 LATE_SUMMED = replace(SUMMED, decide="late", threshold=1.2)
+#: The same for the sum of the changes of what is not noise.
+SPECTRAL = replace(CACHES["SD3"], measure="spectral", threshold=1.3)
+LATE_SPECTRAL = replace(SPECTRAL, decide="late")
+VIDEO = replace(SPECTRAL, threshold=0.9)
 MASKED = StepCache(warmup_steps=1, mask="0011", forecast="linear")
 
 
@@ -102,10 +106,15 @@ def _alike(nproc: int, every: bool) -> dict[Any, Any]:
         found["SD3", 2, "summed"] = made("SD3", (Ulysses(),), mesh, 2, SUMMED)
         found["SD3", 2, "late"] = made("SD3", (Ulysses(),), mesh, 2, LATE)
         found["SD3", 2, "late summed"] = made("SD3", (Ulysses(),), mesh, 2, LATE_SUMMED)
-        caches = (StepCache(threshold=1e-12, warmup_steps=2), SUMMED, LATE, CACHES["SD3"], MASKED, LATE_SUMMED)
-        found["counted"] = [counted(mesh, Ulysses(), cache) for cache in caches[: None if every else 3]]
+        found["SD3", 2, "spectral"] = made("SD3", (Ulysses(),), mesh, 2, SPECTRAL)
+        caches = (StepCache(threshold=1e-12, warmup_steps=2), SUMMED, LATE, SPECTRAL, MASKED, LATE_SUMMED)
+        found["counted"] = [counted(mesh, Ulysses(), cache) for cache in caches[: None if every else 4]]
+        if every:
+            found["SD3", 2, "late spectral"] = made("SD3", (Ulysses(),), mesh, 2, LATE_SPECTRAL)
+            found["counted"] += [counted(mesh, Ulysses(), cache) for cache in (CACHES["SD3"], LATE_SPECTRAL)]
     with Mesh(ring=nproc) as mesh:
         found["Flux", 1] = made("Flux", (Ring(),), mesh)
+        found["Wan", 1, "video"] = made("Wan", (Ring(),), mesh, 1, VIDEO)
     with Mesh(patch=nproc) as mesh:
         beside = [(DisplacedPatch(), MASKED), (PartialPatch(portion=0.5), CACHES["SD3"])]
         beside += [(DisplacedPatch(), CACHES["SD3"]), (PartialPatch(portion=0.5), MASKED)] if every else []

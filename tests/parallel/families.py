@@ -23,6 +23,7 @@ from tests.parallel import video_families as video
 from tests.parallel import video_families_2026 as newer
 from tests.parallel.image_families_pairs import PAIRS
 from tests.parallel.image_families_sequences import SEQUENCES
+from tests.parallel.newer_families import NEWER
 from tests.tiny_models.weights import randomize
 
 
@@ -251,7 +252,10 @@ FAMILIES = {
         Family("Stable Audio 3", newer.stable_audio_3, newer.stable_audio_3_inputs, unit=1000),
         Family("LongCat-AudioDiT", newer.longcat_audio, newer.longcat_audio_inputs, unit=1000),
         Family("Experts", _experts, _sd3_inputs),
-        *(Family(name, build, inputs, unit=unit) for name, (build, inputs, unit) in (PAIRS | SEQUENCES).items()),
+        *(
+            Family(name, build, inputs, unit=unit)
+            for name, (build, inputs, unit) in (PAIRS | SEQUENCES | NEWER).items()
+        ),
     )
 }
 

@@ -205,4 +205,23 @@ PAIRS = (
         gathers=(Gathers(tokens=_TOKENS, numbers=2 * 2048, times=20), Gathers(tokens=_TOKENS, numbers=64)),
         output=((_TOKENS, 64),),
     ),
+    # Picture and text have blocks of their own before those for both.
+    RealSize(
+        model="Flux3Transformer2DModel",
+        checkpoint="the class' defaults",
+        inputs=lambda batch: {
+            "hidden_states": real(batch, _TOKENS, 128),
+            "encoder_hidden_states": real(batch, 512, 20480),
+            "timestep": real(batch),
+            "img_ids": whole(_TOKENS, 4),
+            "txt_ids": whole(512, 4),
+        },
+        attends=(
+            Attends(layers=5, tokens=(_TOKENS,), heads=24, dim=128),
+            Attends(layers=5, tokens=(512,), heads=24, dim=128),
+            Attends(layers=28, tokens=(512, _TOKENS), heads=24, dim=128),
+        ),
+        gathers=(Gathers(tokens=_TOKENS, numbers=128),),
+        output=((_TOKENS, 128),),
+    ),
 )

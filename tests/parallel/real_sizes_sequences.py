@@ -9,6 +9,9 @@ from tests.parallel.real_size import Attends, Gathers, RealSize, flags, full, pr
 _TOKENS = 64 * 64
 #: 189 frames of 720 x 1280 pixels are 48 x 45 x 80 latents, in patches of 1 x 2 x 2, of which the last row is half.
 _WORDS, _WORLD = 300, 48 * 23 * 40
+#: 31 frames of 720 x 1280 pixels' latents in patches of 1 x 2 x 2, and their sound.
+_FILM, _SOUND = 31 * 22 * 40, 400
+_PACKED = _WORDS + _SOUND + _FILM
 
 SEQUENCES = (
     RealSize(
@@ -90,6 +93,26 @@ SEQUENCES = (
         attends=(Attends(layers=32, tokens=(128 + _TOKENS,), heads=32, dim=96),),
         gathers=(Gathers(tokens=128 + _TOKENS, numbers=3072),),
         output=((4, 128, 128),),
+    ),
+    # Words, sounds and frames in one sequence; both output layers run on all of it.
+    RealSize(
+        model="MiniMaxH3Transformer3DModel",
+        checkpoint="the class' defaults",
+        inputs=lambda batch: {
+            "hidden_states": real(batch, _FILM, 96),
+            "audio_hidden_states": real(batch, _SOUND, 32),
+            "encoder_hidden_states": real(batch, _WORDS, 5120),
+            "timestep": real(2),
+            "timestep_indices": whole(_PACKED),
+            "token_tags": whole(_PACKED),
+            "position_ids": whole(_PACKED, 3),
+            "video_indices": whole(_FILM),
+            "audio_indices": whole(_SOUND),
+            "text_indices": whole(_WORDS),
+        },
+        attends=(Attends(layers=50, tokens=(_PACKED,), heads=56, dim=128),),
+        gathers=(Gathers(tokens=_PACKED, numbers=96), Gathers(tokens=_PACKED, numbers=32)),
+        output=((_FILM, 96), (_SOUND, 32)),
     ),
     # Four tokens of the picture have one place in the mask.
     RealSize(

@@ -65,4 +65,17 @@ SOUNDS = (
         gathers=(Gathers(tokens=701, numbers=1536),),
         output=((701, 64),),
     ),
+    # Three minutes, 44 100 / 2048 moments a second, and a token of the time in front.
+    RealSize(
+        model="MiniMaxMusic3Transformer1DModel",
+        checkpoint="the class' defaults",
+        inputs=lambda batch: {
+            "hidden_states": real(batch, 128, 3875),
+            "timestep": real(batch),
+            "encoder_hidden_states": real(batch, 3875, 2048),
+        },
+        attends=(Attends(layers=36, tokens=(3876,), heads=32, dim=64),),
+        gathers=(Gathers(tokens=3876, numbers=2048),),
+        output=((128, 3875),),
+    ),
 )

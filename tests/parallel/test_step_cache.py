@@ -134,7 +134,14 @@ def test_other_pipelines_are_themselves_at_threshold_zero_and_leave_blocks_out_a
 
 
 #: Caches that are not the usual one of a pipeline.
-MORE = {"summed": cache_worker.SUMMED, "late": cache_worker.LATE, "late summed": cache_worker.LATE_SUMMED}
+MORE = {
+    "summed": cache_worker.SUMMED,
+    "late": cache_worker.LATE,
+    "late summed": cache_worker.LATE_SUMMED,
+    "spectral": cache_worker.SPECTRAL,
+    "late spectral": cache_worker.LATE_SPECTRAL,
+    "video": cache_worker.VIDEO,
+}
 
 
 @pytest.mark.parametrize("nproc", [2, pytest.param(4, marks=pytest.mark.full)])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import re
 
+import diffusers
 import pytest
 
 from partsong.knobs import kebab
@@ -51,6 +55,18 @@ def test_every_promise_is_in_the_matrix() -> None:
     tested = compared() | TESTED_ELSEWHERE
     assert promised <= tested, sorted(promised - tested)
     assert len(promised) > 0.5 * len(ADAPTERS) * len(DENOISING)
+
+
+def test_every_model_that_diffusers_cuts_by_a_plan_of_its_own_has_a_row() -> None:
+    modules = pkgutil.walk_packages(diffusers.models.__path__, "diffusers.models.")
+    named = (item for module in modules for item in vars(importlib.import_module(module.name)).items())
+    planned = {
+        name
+        for name, kind in named
+        if inspect.isclass(kind) and any(getattr(kind, plan, None) for plan in ("_cp_plan", "_tp_plan"))
+    }
+    assert len(planned) >= 8, "diffusers names its plans otherwise"
+    assert planned <= ADAPTERS.keys(), sorted(planned - ADAPTERS.keys())
 
 
 @pytest.mark.slow

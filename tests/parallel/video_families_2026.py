@@ -47,7 +47,7 @@ def wan_vace_inputs(side: int, batch: int) -> dict[str, Any]:
     }
 
 
-def consis_id(side: int) -> Any:
+def consis_id(side: int, **changed: Any) -> Any:
     face = {
         "LFE_id_dim": 12,
         "LFE_vit_dim": 12,
@@ -65,7 +65,7 @@ def consis_id(side: int) -> Any:
         cross_attn_num_heads=3,
         **face,
         **few,
-        use_rotary_positional_embeddings=True,
+        **{"use_rotary_positional_embeddings": True, **changed},
     )
 
 

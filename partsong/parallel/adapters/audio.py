@@ -65,4 +65,12 @@ ROWS = (
         gather={"blocks.-1": TOKENS},
         batched=names("hidden_states encoder_hidden_states encoder_attention_mask timestep attention_mask latent_cond"),
     ),
+    Adapter(
+        family="MiniMax Music 3",
+        model="MiniMaxMusic3Transformer1DModel",
+        attention={"transformer_blocks.*.attn": (IMAGE,)},
+        # One token in front of the sound holds the time; the model adds and drops it.
+        splits={"transformer_blocks.0": {"hidden_states": TOKENS}, "transformer_blocks.*": {"rotary_emb": _ROTARY}},
+        gather={"transformer_blocks.-1": TOKENS},
+    ),
 )

@@ -10,6 +10,7 @@ from partsong.parallel.adapters.shared_cuts import (
     ONE,
     PAIR,
     PROJECTED,
+    TEXT_FIRST,
     TEXT_TOKENS,
     TOKENS,
     names,
@@ -160,5 +161,24 @@ ROWS = (
             "hidden_states encoder_hidden_states encoder_hidden_states_mask timestep img_shapes attention_kwargs"
         ),
         first=("img_shapes",),
+    ),
+    Adapter(
+        family="Flux 3",
+        model="Flux3Transformer2DModel",
+        # Picture and text first go through blocks of their own.
+        attention={
+            "mode_blocks.image.*.attn": (IMAGE,),
+            "txt_mode_blocks.*.attn": (TEXT,),
+            "single_transformer_blocks.*.attn": (TEXT, IMAGE),
+        },
+        splits={"": {**PAIR, "img_ids": Split(dim=0), "txt_ids": Split(dim=0, stream=TEXT)}},
+        gather=PROJECTED,
+        blocks={"single_transformer_blocks": TEXT_FIRST},
+        batched=names("hidden_states encoder_hidden_states timestep target_timestep image_cond_hidden_states"),
+        shared=names("img_ids txt_ids image_cond_ids"),
+        refused={
+            "image_cond_hidden_states": "reference pictures have blocks of their own, which are not cut; use "
+            "CfgParallel or DataParallel"
+        },
     ),
 )

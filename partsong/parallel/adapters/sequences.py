@@ -82,6 +82,22 @@ ROWS = (
         shared=("position_ids",),
         numbered={"input_image_sizes": "input_img_latents"},
     ),
+    Adapter(
+        family="MiniMax-H3",
+        model="MiniMaxH3Transformer3DModel",
+        attention={"transformer_blocks.*.attn": (JOINT,)},
+        # Words, sounds and frames stand where their indices say; all samples have the same layout. Both output layers
+        # run on every token before those of one kind are taken out.
+        splits={
+            "transformer_blocks.0": {"hidden_states": JOINT_TOKENS},
+            "transformer_blocks.*": {"adaln_indices": _FIRST, "rotary_emb": _FIRST},
+            "norm_out": {"timestep_indices": _FIRST},
+        },
+        gather={"proj_out": JOINT_TOKENS, "audio_proj_out": JOINT_TOKENS},
+        blocks={"transformer_blocks": ONE},
+        batched=names("hidden_states audio_hidden_states encoder_hidden_states"),
+        shared=names("timestep timestep_indices token_tags position_ids video_indices audio_indices text_indices"),
+    ),
     whole(
         "QwenImage 2.1",
         "QwenImage21Transformer2DModel",

@@ -42,6 +42,7 @@ class StepClock:
         self._calls = 0
         self._times: list[float] = []
         self._levels: list[float] = []
+        self._noise: list[float] = []
         self._left_out: dict[int, set[int]] = {}
         self._on_begin: list[Callable[[], None]] = []
         self._on_change: list[Callable[[int], None]] = []
@@ -75,18 +76,24 @@ class StepClock:
         for callback in self._on_change:
             callback(branch)
 
-    def begin(self, times: Sequence[float] | None = None, levels: Sequence[float] | None = None) -> None:
+    def begin(
+        self,
+        times: Sequence[float] | None = None,
+        levels: Sequence[float] | None = None,
+        noise: Sequence[float] | None = None,
+    ) -> None:
         """Starts a generation.
 
         Args:
             times: the timestep of every step, where that is known beforehand.
             levels: the noise level of every step and perhaps of the end; None takes the timesteps.
+            noise: noise over clean sample in the model's input in every step; None where unknown.
         """
         self.steps_before, self.step, self.branch, self._calls = self.step, 0, 0, 0
         self.num_steps, self.passed_over = None if times is None else len(times), 0
         self._times = list(times or ())
         self._levels = [] if levels is None or len(levels) < len(self._times) else list(levels)
-        self._left_out, self.is_followed = {}, False
+        self._noise, self._left_out, self.is_followed = list(noise or ()), {}, False
         for callback in self._on_begin:
             callback()
 
@@ -96,7 +103,7 @@ class StepClock:
         if now in self._times:
             self.passed_over = self._times.index(now)
             self._times, self._levels = self._times[self.passed_over :], self._levels[self.passed_over :]
-            self.num_steps = len(self._times)
+            self._noise, self.num_steps = self._noise[self.passed_over :], len(self._times)
 
     def advance(self) -> None:
         """Ends a step."""
@@ -173,6 +180,10 @@ class StepClock:
         """
         known = self._levels or self._times
         return known[step] if step < len(known) else -float(step)
+
+    def noise_ratio(self, step: int) -> float | None:
+        """Returns noise over clean sample in a step, final when the step has ended; None where no scheduler says."""
+        return self._noise[step] if step < len(self._noise) else None
 
     @property
     def is_last_step(self) -> bool:

@@ -53,6 +53,7 @@ class Denoiser:
         shards: the shares of its weights that ranks hold; None where each has all of them.
         seen: the shapes of its calls.
         shared: the ranks that hold parts of the same samples.
+        given: the model's arguments in the current run, before they are cut.
         attachments: what strategies have put on its blocks.
         has_shares: whether this rank has only its share of the residuals, from a ControlNet that is cut too.
     """
@@ -62,6 +63,7 @@ class Denoiser:
         self.clock, self.strategies, mesh = plan.clock, plan.strategies, plan.mesh
         self.adapter = adapter_for(module, plan.adapter)
         self.seen = Seen()
+        self.given: Mapping[str, Any] = {}
         refuse(plan.strategies, self.adapter, mesh)
         self.stages = plan.stages(plan.clock)
         self.cut = self._cut()
@@ -252,8 +254,9 @@ class Denoiser:
             self.cut.begin_forward(named[self.adapter.sample])
         if self.shards is not None:
             self.shards.begin_forward(len(named[self.adapter.sample]), self.cut)
-        active = ledger.active()
+        active, self.given = ledger.active(), named
         output = forward(**named) if active is None else self._timed(active, forward, named)
+        self.given = {}
         if self.cut is not None or self.shards is not None:
             notes = None if self.cut is None else self.cut.call_notes()
             sums = None if self.shards is None else self.shards.call_notes()

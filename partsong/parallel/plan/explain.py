@@ -163,13 +163,15 @@ class _Account:
         return sum(self.call_bytes(denoiser, call, step, rank) for call in calls)
 
     def call_bytes(self, denoiser: Denoiser, call: DenoiserCall, step: int, rank: int) -> int:
+        place = self.place(rank, *TOKEN_AXES)
         if call.is_split:
             index = self.place(rank, "data", "cfg")
             gathered = denoiser.batch.predict(call.sample_bytes, call.batch, index)
             local = max(1, split_sizes(call.batch, denoiser.batch.axis.size)[index])
-            decided = sum(attachment.predict(step, local) for attachment in denoiser.attachments)
+            decided = sum(attachment.predict(step, local, place) for attachment in denoiser.attachments)
             return decided + gathered + self.cut_bytes(denoiser, call, 0, step, rank, local)
-        decided, total = sum(attachment.predict(step, call.batch) for attachment in denoiser.attachments), 0
+        decided = sum(attachment.predict(step, call.batch, place) for attachment in denoiser.attachments)
+        total = 0
         if call.branches:
             index = self.place(rank, "cfg")
             own = denoiser.guidance.of_rank(call.branches, index)

@@ -12,6 +12,7 @@ from partsong.parallel.cuts.batch import BatchSplit
 from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.hooks.finite_watch import FiniteWatch
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
+from partsong.parallel.hooks.noise_levels import noise_ratios
 from partsong.parallel.hooks.replaced_method import Method, ReplacedMethods
 from partsong.parallel.hooks.samples import sample_of
 from partsong.parallel.plan.callers import Callers
@@ -109,13 +110,14 @@ def _follow_scheduler(plan: PlanState, pipe: Any, methods: ReplacedMethods, watc
         # The pipeline draws its latents inline, as DiT's does: here they are seen first.
         methods.replace(scheduler, "scale_model_input", lambda method: _sharing_argument(plan, method))
     if is_late:
-        plan.clock.begin(scheduler.timesteps.tolist(), _levels(scheduler))
+        plan.clock.begin(*_schedule(scheduler))
 
 
-def _levels(scheduler: Any) -> list[float] | None:
-    """Returns the noise levels of a scheduler that has them: many have only timesteps."""
-    sigmas = getattr(scheduler, "sigmas", None)
-    return sigmas.tolist() if isinstance(sigmas, Tensor) else None
+def _schedule(scheduler: Any) -> tuple[list[float], list[float] | None, list[float] | None]:
+    """Returns timesteps, noise levels and noise over signal of a scheduler; many have only timesteps."""
+    times, known = scheduler.timesteps.tolist(), getattr(scheduler, "sigmas", None)
+    sigmas = known.tolist() if isinstance(known, Tensor) else None
+    return times, sigmas, noise_ratios(scheduler, times, sigmas)
 
 
 class _SchedulerFollower:
@@ -128,7 +130,7 @@ class _SchedulerFollower:
         def begin_generation() -> None:
             self.watch.report()
             scheduler: Any = set_timesteps.__self__  # type: ignore[attr-defined]
-            self.plan.begin_generation(scheduler.timesteps.tolist(), _levels(scheduler))
+            self.plan.begin_generation(*_schedule(scheduler))
 
         return _after(set_timesteps, begin_generation)
 

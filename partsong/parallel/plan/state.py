@@ -115,14 +115,16 @@ class PlanState:
     def check_parts(self) -> None:
         """Refuses a pipeline whose denoiser was replaced; where there is no pipeline, there is nothing to refuse."""
 
-    def begin_generation(self, times: list[float] | None = None, levels: list[float] | None = None) -> None:
+    def begin_generation(
+        self, times: list[float] | None = None, levels: list[float] | None = None, noise: list[float] | None = None
+    ) -> None:
         """Begins a generation, or the next part of one where the pipeline's call is not over."""
         self.check_parts()
         self.begin_call()
         if not self._is_new_call:
             self.end_part()
         self._is_new_call = False
-        self.clock.begin(times, levels)
+        self.clock.begin(times, levels, noise)
 
     def begin_check(self) -> None:
         """Notes, as a call of the pipeline begins, that the last one was broken off, if it was."""

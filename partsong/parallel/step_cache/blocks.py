@@ -140,13 +140,21 @@ class CachedBlocks:
         """Calls `callback` with what every list of blocks added, after each run in which all blocks ran."""
         self._on_computed.append(callback)
 
-    def predict(self, step: int, batch: int) -> int:
-        """Returns the bytes this rank sends in one call to decide whether blocks are left out."""
+    def predict(self, step: int, batch: int, index: int) -> int:
+        """Returns the bytes a rank sends in one call to decide whether blocks are left out.
+
+        Args:
+            step: number of the step.
+            batch: samples on that rank.
+            index: its place among those that hold parts of the tokens.
+        """
         is_late = self.knobs.decide == "late"  # the first step has nothing to compare with
         measures = step > 0 and self._may_skip_in(step + 1) if is_late else self._may_skip_in(step)
-        if self.measuring.place == "nowhere" or not measures:
+        if self.measuring.place == "nowhere":
             return 0
-        return 16 * self.measuring.samples(batch) * (self.denoiser.shared.size - 1)
+        sums = 16 * self.measuring.samples(batch) * (self.denoiser.shared.size - 1) * measures
+        spectrum = self.measuring.spectrum
+        return sums + (spectrum.predict(batch, index) if spectrum is not None and self._is_compared_in(step) else 0)
 
     @property
     def postponed(self) -> Sequence[int]:
@@ -285,8 +293,11 @@ class CachedBlocks:
 
     def _look_at_input(self, named: dict[str, Any]) -> None:
         """Decides by the input of the first attention."""
+        seen = next(iter(named.values()))
+        if self.measuring.spectrum is not None:
+            self.measuring.spectrum.note(seen)
         if self._pass.leaves_out is None:
-            self._measure(next(iter(named.values())))
+            self._measure(seen)
             if self._pass.leaves_out:
                 raise _SeenEnough
 
@@ -299,10 +310,16 @@ class CachedBlocks:
         end = self.clock.num_steps
         return step >= self.warmup_steps and (end is None or step < end - self.knobs.keep_last)
 
+    def _is_compared_in(self, step: int) -> bool:
+        """Says whether this step or the next one reads what is measured in a step."""
+        return self._may_skip_in(step) or self._may_skip_in(step + 1)
+
     def _measure(self, seen: Tensor | None) -> None:
         """Asks the measure for which samples to leave blocks out; the same on all ranks with parts of them."""
         memory, knobs = self._memory, self.knobs
         assert memory.measure is not None
+        if seen is not None and self._is_compared_in(self.clock.step):
+            seen = memory.measure.taken(seen)
         left_out, errors = [False] * len(memory.skips), list[float]()
         if self._may_skip:
             errors = memory.measure.errors(seen, self.clock.step)

@@ -69,11 +69,14 @@ class LateInputChange(_Late, InputChange):
     Args:
         compare: compares two tensors.
         output_change: turns a relative change of the input into one of the output.
+        taken: makes what is compared of the input; None compares the input itself.
     """
 
-    def __init__(self, compare: Compare, output_change: Callable[[float], float]) -> None:
+    def __init__(
+        self, compare: Compare, output_change: Callable[[float], float], taken: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         _Late.__init__(self)
-        InputChange.__init__(self, compare, output_change)
+        InputChange.__init__(self, compare, output_change, taken)
         self._restarts: list[bool] = []
 
     def errors(self, seen: Tensor | None, step: int) -> list[float]:

@@ -22,7 +22,7 @@ __all__ = [
     "compared",
 ]
 
-MeasureName = Literal["first_block", "input", "magnitude"]
+MeasureName = Literal["first_block", "input", "magnitude", "spectral"]
 DecideName = Literal["now", "late"]
 
 #: Begins to measure the relative change of every sample between two tensors `[B, ...]`, and returns a function for
@@ -32,6 +32,10 @@ Compare = Callable[[Tensor, Tensor], Callable[[], list[float]]]
 
 class Measure(Protocol):
     """Describes one measure of one guidance branch; it remembers what it saw in earlier steps."""
+
+    def taken(self, seen: Tensor) -> Tensor:
+        """Returns what the other methods take for a tensor that the model computed; all ranks call it alike."""
+        return seen
 
     def errors(self, seen: Tensor | None, step: int) -> list[float]:
         """Returns an estimate for every sample, in a step in which blocks may be left out.
@@ -87,14 +91,21 @@ class InputChange(Measure):
     Args:
         compare: compares two tensors.
         output_change: turns a relative change of the input into one of the output.
+        taken: makes what is compared of the input; None compares the input itself.
 
     Source: TeaCache, arXiv 2411.19108; a polynomial below 0 counts as 0 here.
     """
 
-    def __init__(self, compare: Compare, output_change: Callable[[float], float]) -> None:
-        self._compare, self._output_change = compare, output_change
+    def __init__(
+        self, compare: Compare, output_change: Callable[[float], float], taken: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        self._compare, self._output_change, self._taken = compare, output_change, taken
         self._last: Tensor | None = None
         self._sums: list[float] = []
+
+    def taken(self, seen: Tensor) -> Tensor:
+        """Returns what is compared."""
+        return seen if self._taken is None else self._taken(seen)
 
     def errors(self, seen: Tensor | None, step: int) -> list[float]:
         """Returns the sum of the changes since the last computed step."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import places
+from partsong.parallel.adapters.row import JOINT
 from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.cuts.block_lists import Block
 from partsong.parallel.cuts.stacked_branches import has_stacked_branches
@@ -17,6 +18,7 @@ from partsong.parallel.step_cache.calibration import Calibrated
 from partsong.parallel.step_cache.knobs import CacheKnobs
 from partsong.parallel.step_cache.late_measures import LateFirstBlockChange, LateInputChange
 from partsong.parallel.step_cache.measures import FirstBlockChange, InputChange, MagnitudeDrift, Measure, compared
+from partsong.parallel.step_cache.spectrum import Spectrum, SpectrumBytes
 from partsong.parallel.strategy import Site
 
 __all__ = ["Measuring"]
@@ -32,6 +34,7 @@ class Measuring:
     Attributes:
         place: what a measure compares: the first block's addition, the modulated input of that block, or nothing.
         decides_together: whether a batch is left out as a whole or not at all.
+        spectrum: predicts what comparing spectra sends; None where none are compared.
     """
 
     def __init__(self, knobs: CacheKnobs, denoiser: Site) -> None:
@@ -42,8 +45,9 @@ class Measuring:
             self.place = "first_block" if knobs.measure == "first_block" else "input"
         # A mask fixes steps for all samples, and displaced messages are sent for all samples.
         self.decides_together = not is_open or any(other.reads_last_step for other in denoiser.strategies)
-        is_calibrated = knobs.mask is None and knobs.measure != "first_block"
+        is_calibrated = knobs.mask is None and knobs.measure in ("input", "magnitude")
         self.calibrated = Calibrated(knobs, denoiser) if is_calibrated else None
+        self.spectrum = SpectrumBytes(denoiser) if is_open and knobs.measure == "spectral" else None
 
     def samples(self, batch: int) -> int:
         """Returns how many decisions a call for a batch makes."""
@@ -76,17 +80,22 @@ class Measuring:
             return None
         compare = partial(compared, samples=samples, ranks=self.denoiser.shared)
         is_late = self.knobs.decide == "late"
-        if self.calibrated is None:
+        if self.place == "first_block":
             return LateFirstBlockChange(compare, samples) if is_late else FirstBlockChange(compare)
+        summed = LateInputChange if is_late else InputChange
+        if self.spectrum is not None:
+            spectrum = Spectrum(self.denoiser, samples)
+            return summed(spectrum.compared, lambda change: change, spectrum.taken)
+        assert self.calibrated is not None
         if self.place == "input":
-            return (LateInputChange if is_late else InputChange)(compare, self.calibrated.output_change)
+            return summed(compare, self.calibrated.output_change)
         return MagnitudeDrift(self.calibrated.ratio, samples)
 
     def attention_in(self, block: Block) -> nn.Module:
         """Returns the attention of a block whose input is the modulated input that is measured.
 
         Raises:
-            UnsupportedError: there is no attention in it.
+            UnsupportedError: there is no attention in it, or it gets the text's tokens too where spectra are compared.
         """
         adapter, modules = self.denoiser.adapter, dict(self.denoiser.module.named_modules())
         paths = (*adapter.attention, *adapter.linear_attention)
@@ -96,5 +105,10 @@ class Measuring:
             raise UnsupportedError(
                 f"StepCache on {adapter.model}: its first block has no self-attention whose input could be measured; "
                 'use measure="first_block"'
+            )
+        if self.spectrum is not None and JOINT in (adapter.streams_of(inside[0]) or ()):
+            raise UnsupportedError(
+                f'StepCache(measure="spectral") on {adapter.model}: its first block gets text and picture as one '
+                'sequence, which has no spectrum; use measure="first_block"'
             )
         return modules[inside[0]]

@@ -49,15 +49,17 @@ class StepCache(Strategy):
         measure: "first_block" always computes the first block, and compares what it adds with what it added in the last
             full step. "input" adds up, since then, how far the modulated input of the first block has changed from step
             to step, each change turned into one of the output by a calibrated polynomial. "magnitude" adds up how far
-            the size of what all blocks add has drifted, as calibrated. Both leave the first block out with the others.
+            the size of what all blocks add has drifted, as calibrated. "spectral" adds up how far what is not noise
+            in that input has changed, which needs no calibration but a scheduler that says how much noise there is.
+            All three leave the first block out with the others.
         calibration: the model's numbers for "input" and "magnitude", or a file with them. None
             takes ``step_cache.json`` from the folder of the model.
         decide: "now" waits in each step for that step's measurement. "late" uses the previous step's measurement and
             counts its change twice, so that a step waits neither for the GPU's host nor for other ranks.
 
     Source: the first-block form of residual caches, ParaAttention's, and TeaCache's (arXiv 2411.19108); MagCache's
-    ratios (arXiv 2506.09045); forecasts: TaylorSeer (arXiv 2503.06923), here with the interpolating polynomial over
-    noise levels, and FoCa (arXiv 2508.16211); masks: cache-dit.
+    ratios (arXiv 2506.09045); SeaCache's filter (arXiv 2602.18993); forecasts: TaylorSeer (arXiv 2503.06923), here with
+    the interpolating polynomial over noise levels, and FoCa (arXiv 2508.16211); masks: cache-dit.
     """
 
     kind: ClassVar[Kind] = "approximate"
@@ -106,7 +108,7 @@ class StepCache(Strategy):
         """Puts on the hooks that compare and leave out, and returns what they share.
 
         Raises:
-            UnsupportedError: the model's blocks are not one chain, or the measure was not calibrated for this model.
+            UnsupportedError: the model's blocks are not one chain, or the measure is not for this model.
         """
         reason = self.refuses(denoiser.adapter)
         if reason is not None:

@@ -80,7 +80,9 @@ class PatchPipeline(Strategy):
 
     def refuses(self, adapter: Adapter) -> str | None:
         """Refuses models whose blocks pass on more than tokens, or whose tokens interact outside attention."""
-        gathers = 1 if adapter.gather is None else len(chain_only(adapter).gather or ())
+        chain = chain_only(adapter)
+        gathers = 1 if adapter.gather is None else len(chain.gather or ())
+        enters = adapter.sample in (adapter.splits or {}).get("", {})
         reasons = {
             "its linear attention and convolutions look across patches": bool(adapter.linear_attention),
             "its experts choose among all tokens of the picture, and patches are of different steps": bool(
@@ -89,6 +91,8 @@ class PatchPipeline(Strategy):
             "long skip connections lead from its first blocks to its last, across stages": adapter.long_skips,
             "its videos are made in sections, each from noise, for which nothing old can be read": adapter.in_sections,
             "its tokens are put together in several places": gathers != 1,
+            "blocks before those of its chain attend to the whole picture, and get patches of it": enters
+            and chain.attention != adapter.attention,
         }
         reason = chain_reason(adapter) or next((reason for reason, holds in reasons.items() if holds), None)
         return None if reason is None else f"{reason}; {adapter.instead}"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.hooks.known_values import KnownValues
+from partsong.parallel.hooks.noise_levels import NoiseLevels
 
 __all__ = ["Prediction"]
 
-_KINDS = {"epsilon": "epsilon", "v_prediction": "velocity", "sample": "sample", "flow_prediction": "flow"}
+_KINDS = {"epsilon": "epsilon", "v_prediction": "velocity", "sample": "sample"}
 
 
 class Prediction:
@@ -37,16 +37,13 @@ class Prediction:
     """
 
     def __init__(self, scheduler: Any) -> None:
-        name = type(scheduler).__name__
         predicts = scheduler.config.get("prediction_type")
-        self.kind = "flow" if name.startswith("FlowMatch") else _KINDS.get(predicts)
-        cumulative = getattr(scheduler, "alphas_cumprod", None)
-        self._cumulative = None if cumulative is None else cumulative.tolist()
+        self._noise = NoiseLevels(scheduler)
+        self.kind = "flow" if self._noise.is_flow else _KINDS.get(predicts)
         self._times = KnownValues()
-        self._num_times = scheduler.config.get("num_train_timesteps")
-        if self.kind is None or self._num_times is None or (self.kind != "flow" and self._cumulative is None):
+        if self.kind is None:
             raise UnsupportedError(
-                f"{name}: it does not say what the model predicts at which noise level (prediction_type={predicts!r}), "
+                f"{type(scheduler).__name__}: it does not say what the model predicts (prediction_type={predicts!r}), "
                 "so two resolutions cannot be compared; use DDIM, DPM-Solver, Euler or flow matching"
             )
 
@@ -85,23 +82,8 @@ class Prediction:
     def _levels(self, timestep: Any) -> tuple[float, float]:
         """Returns the shares of the clean sample and of the noise in the model's input."""
         time = self._times.of(_number, timestep) if isinstance(timestep, Tensor) else float(timestep)
-        if self.kind == "flow":
-            level = time / self._num_times
-            return 1 - level, level
-        assert self._cumulative is not None
-        # Schedulers with noise levels of their own call the model between two of its timesteps.
-        low = min(max(math.floor(time), 0), self._num_times - 1)
-        high = min(low + 1, self._num_times - 1)
-        ratios = [_log_ratio(self._cumulative[index]) for index in (low, high)]
-        ratio = math.exp(ratios[0] + (time - low) * (ratios[1] - ratios[0]))
-        return 1 / math.hypot(1, ratio), ratio / math.hypot(1, ratio)
+        return self._noise.at(time)
 
 
 def _number(timestep: Tensor) -> float:
     return float(timestep.flatten()[0])
-
-
-def _log_ratio(cumulative: float) -> float:
-    """Returns the logarithm of noise over signal; a last timestep of pure noise counts as almost pure."""
-    kept = max(cumulative, 2.0**-24)
-    return 0.5 * math.log((1 - kept) / kept)

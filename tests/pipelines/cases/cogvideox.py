@@ -1,4 +1,4 @@
-"""CogVideoX and Mochi, Latte: videos of 2024."""
+"""CogVideoX, ConsisID, Mochi and Latte: videos of 2024."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from diffusers import (
     LattePipeline,
     MochiPipeline,
 )
+from diffusers.pipelines.consisid.pipeline_consisid import ConsisIDPipeline
 
 from tests.parallel.video_families import cogvideox, latte, mochi
+from tests.parallel.video_families_2026 import consis_id
 from tests.pipelines.case import Case
 from tests.pipelines.parts import prompts
 from tests.pipelines.video_parts import cogvideox_autoencoder, kept, pictures
@@ -42,6 +44,11 @@ def _pipe(kind: Any, transformer: Any, scheduler: Any = None) -> Any:
 
 def _video(samples: int) -> dict[str, Any]:
     return prompts(samples) | {"num_frames": 9}
+
+
+def _faces(samples: int) -> dict[str, Any]:
+    face = {"id_cond": noise(1, 12, seed=3), "id_vit_hidden": [noise(1, 5, 12, seed=4)]}
+    return _video(samples) | {"image": pictures(1)[0], **face}
 
 
 def _mochi() -> MochiPipeline:
@@ -100,6 +107,13 @@ HERE = (
         name="CogVideoXFunControlPipeline",
         build=lambda: _pipe(CogVideoXFunControlPipeline, _transformer(in_channels=8)),
         call=lambda samples: prompts(samples) | {"control_video": pictures(9)},
+        samples=1,
+    ),
+    # diffusers offers it where OpenCV is installed, which draws the points of faces; these are optional.
+    Case(
+        name="ConsisIDPipeline",
+        build=lambda: _pipe(ConsisIDPipeline, randomized(consis_id(6, in_channels=8, sample_width=10))),
+        call=_faces,
         samples=1,
     ),
     Case(name="MochiPipeline", build=_mochi, call=_mochi_call),

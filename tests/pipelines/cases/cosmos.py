@@ -8,10 +8,12 @@ from typing import Any
 from diffusers import (
     AutoencoderKLCosmos,
     Cosmos2_5_PredictBasePipeline,
+    Cosmos2_5_TransferPipeline,
     Cosmos2TextToImagePipeline,
     Cosmos2VideoToWorldPipeline,
     Cosmos3OmniPipeline,
     Cosmos3OmniTransformer,
+    CosmosControlNetModel,
     CosmosTextToWorldPipeline,
     CosmosTransformer3DModel,
     CosmosVideoToWorldPipeline,
@@ -19,15 +21,15 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     UniPCMultistepScheduler,
 )
+from diffusers.models.controlnets import controlnet_cosmos
 
 from tests.parallel.video_families_2026 import cosmos
+from tests.pipelines import image_transforms
 from tests.pipelines.case import Case
 from tests.pipelines.parts import prompts
 from tests.pipelines.video_parts import pictures
 from tests.tiny_models.autoencoders import wan_autoencoder
 from tests.tiny_models.weights import randomized
-
-LEFT = {"Cosmos2_5_TransferPipeline": "its ControlNet needs torchvision, which is not installed here"}
 
 
 class _Harmless:
@@ -89,6 +91,32 @@ def _video(samples: int) -> dict[str, Any]:
 
 def _from_picture(samples: int) -> dict[str, Any]:
     return _video(samples) | {"image": pictures(1)[0]}
+
+
+def _transfer() -> Any:
+    image_transforms.lend_to(controlnet_cosmos)
+    net = CosmosControlNetModel(
+        n_controlnet_blocks=1,
+        in_channels=6,
+        latent_channels=6,
+        model_channels=48,
+        num_attention_heads=3,
+        attention_head_dim=16,
+        mlp_ratio=2,
+        text_embed_dim=12,
+        adaln_lora_dim=4,
+        max_size=(4, 32, 32),
+    )
+    return _pipe(
+        Cosmos2_5_TransferPipeline,
+        _transformer(in_channels=5, extra_pos_embed_type=None, controlnet_block_every_n=2),
+        UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True),
+        controlnet=randomized(net),
+    )
+
+
+def _controlled(samples: int) -> dict[str, Any]:
+    return prompts(samples) | {"controls": pictures(9), "num_frames": 9, "num_frames_per_chunk": 9}
 
 
 def _flow() -> FlowMatchEulerDiscreteScheduler:
@@ -175,5 +203,6 @@ HERE = (
         ),
         call=_video,
     ),
+    Case(name="Cosmos2_5_TransferPipeline", build=_transfer, call=_controlled),
     Case(name="Cosmos3OmniPipeline", build=_omni, call=_spoken, samples=1),
 )

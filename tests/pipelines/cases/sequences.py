@@ -1,7 +1,8 @@
-"""Ideogram 4 and Bria FIBO 2, which put text and pictures in one sequence, and VisualCloze."""
+"""Ideogram 4, Bria FIBO 2 and OmniGen, which put text and pictures in one sequence, and VisualCloze."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -9,12 +10,15 @@ from diffusers import (
     BriaFibo2Pipeline,
     FlowMatchEulerDiscreteScheduler,
     Ideogram4Pipeline,
+    OmniGenPipeline,
     VisualClozeGenerationPipeline,
     VisualClozePipeline,
 )
+from diffusers.pipelines.omnigen import pipeline_omnigen, processor_omnigen
 
 from tests.parallel.families import flux
-from tests.parallel.image_families_sequences import fibo2, ideogram4
+from tests.parallel.image_families_sequences import fibo2, ideogram4, omnigen
+from tests.pipelines import image_transforms
 from tests.pipelines.case import Case
 from tests.pipelines.parts import Absent, Letters, pil_picture
 from tests.tiny_models.autoencoders import flux2_autoencoder, kl_autoencoder
@@ -50,6 +54,32 @@ def _cloze(kind: Any) -> Any:
     return pipe
 
 
+class _Words:
+    """A tokenizer that gives every word a number."""
+
+    model_max_length = 120
+
+    def __call__(self, text: str) -> Any:
+        """The numbers of a prompt."""
+        return SimpleNamespace(input_ids=[1 + sum(map(ord, word)) % 63 for word in text.split()])
+
+
+class _Processor(processor_omnigen.OmniGenMultiModalProcessor):
+    """Gives masks in double precision, as the model is here: its least number is infinite in single precision."""
+
+    def __call__(self, *args: Any, **more: Any) -> dict[str, Any]:
+        """Words and pictures as the model wants them."""
+        made: dict[str, Any] = super().__call__(*args, **more)
+        return made | {"attention_mask": made["attention_mask"].double()}
+
+
+def _omnigen() -> Any:
+    image_transforms.lend_to(processor_omnigen)
+    image_transforms.lend_to(pipeline_omnigen, OmniGenMultiModalProcessor=_Processor)
+    scheduler = FlowMatchEulerDiscreteScheduler(invert_sigmas=True, num_train_timesteps=1)
+    return OmniGenPipeline(randomized(omnigen(6)), scheduler, kl_autoencoder(), _Words())
+
+
 def _ideogram_call(samples: int) -> dict[str, Any]:
     return {
         "prompt": ["a short one", "long"][:samples],
@@ -76,6 +106,18 @@ def _fibo2_call(samples: int) -> dict[str, Any]:
     }
 
 
+def _omnigen_call(samples: int) -> dict[str, Any]:
+    return {
+        "prompt": ["a short one", "<img><|image_1|></img> in snow"][:samples],
+        "input_images": [None, [pil_picture(32, 32)]][:samples],
+        "guidance_scale": 3.0,
+        "num_inference_steps": 2,
+        "output_type": "latent",
+        "height": 48,
+        "width": 80,
+    }
+
+
 def _cloze_call(samples: int) -> dict[str, Any]:
     return {
         "task_prompt": "task",
@@ -89,6 +131,7 @@ def _cloze_call(samples: int) -> dict[str, Any]:
 HERE = (
     Case(name="Ideogram4Pipeline", build=_ideogram, call=_ideogram_call),
     Case(name="BriaFibo2Pipeline", build=_fibo2, call=_fibo2_call),
+    Case(name="OmniGenPipeline", build=_omnigen, call=_omnigen_call),
     Case(
         name="VisualClozeGenerationPipeline",
         build=lambda: _cloze(VisualClozeGenerationPipeline),
@@ -102,5 +145,3 @@ HERE = (
         samples=1,
     ),
 )
-
-LEFT = {"OmniGenPipeline": "its processor of prompts and pictures needs torchvision, which is not installed here"}
