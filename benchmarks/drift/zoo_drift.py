@@ -14,7 +14,7 @@ import tyro
 
 from benchmarks.drift.study import study
 from benchmarks.filing import file_result, markdown_table, result_path
-from partsong import DisplacedPatch, PartialPatch, PatchPipeline, StepCache, SyncPatch, Ulysses
+from partsong import DisplacedPatch, LatentParallel, PartialPatch, PatchPipeline, StepCache, SyncPatch, Ulysses
 from partsong.parallel import Strategy
 
 Cases = list[tuple[Strategy, ...]]
@@ -29,6 +29,21 @@ PORTIONS: Cases = [
     (PartialPatch(portion=0.3, order=0),),
     (PartialPatch(portion="auto"),),
 ]
+PARTS: Cases = [
+    (LatentParallel(context=None),),
+    *((LatentParallel(context=stride),) for stride in (4, 2)),
+    (LatentParallel(context=2, warmup_steps=6),),
+    (LatentParallel(context=2, overlap=0.5),),
+]
+#: In four steps.
+FEW: Cases = [
+    *((LatentParallel(context=stride),) for stride in (None, 4, 2)),
+    (LatentParallel(context=2, warmup_steps=1),),
+    (LatentParallel(context=2, overlap=0.5),),
+    *((DisplacedPatch(warmup_steps=steps),) for steps in (1, 2)),
+]
+#: UNets see their part alone.
+PICTURES: Cases = [(LatentParallel(),), (LatentParallel(warmup_steps=6),), (LatentParallel(overlap=0.5),)]
 #: The compositions of strategies to sample each zoo model with, after its serial twin.
 METHODS: dict[str, Cases] = {
     "shapes": [
@@ -42,6 +57,7 @@ METHODS: dict[str, Cases] = {
 SUITES: dict[str, dict[str, Cases]] = {
     "methods": METHODS,
     "partial-patch": {"shapes": PORTIONS, "shapes-unet": PORTIONS},
+    "latent-parallel": {"shapes": PARTS, "shapes-few": FEW, "shapes-unet": PICTURES},
 }
 
 
@@ -52,7 +68,7 @@ class Config:
     out: Path = result_path(__file__)
     """Result files without suffix."""
     suite: str = "methods"
-    """What to sample with: ``methods`` or ``partial-patch``."""
+    """What to sample with: ``methods``, ``partial-patch`` or ``latent-parallel``."""
     model: list[str] = field(default_factory=lambda: list(METHODS))
     """Models of the zoo."""
     nproc: list[int] = field(default_factory=lambda: [2, 4])

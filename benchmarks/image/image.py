@@ -31,6 +31,8 @@ class Config:
     """Names of models in partsong.evals.bench.models."""
     tokens: list[int] = field(default_factory=lambda: [1024, 4096])
     """Numbers of image tokens."""
+    strategies: list[str] = field(default_factory=list)
+    """What to time instead of the usual mixes, as on a command line."""
     link: list[str] = field(default_factory=list)
     """Rates as tc writes them (2gbit, 1gbit, 500mbit); if empty, plain loopback is timed."""
 
@@ -58,7 +60,8 @@ def main(config: Config) -> None:
 
 
 def _timed(config: Config, link: str | None) -> dict[str, Any]:
-    settings = {"nproc": config.nproc, "repeats": config.repeats, "models": config.models, "tokens": config.tokens}
+    settings: dict[str, Any] = {"nproc": config.nproc, "repeats": config.repeats, "models": config.models}
+    settings |= {"tokens": config.tokens, "strategies": config.strategies}
     return run_over(link, Path(__file__).with_name("image_rows.py"), settings)
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from benchmarks.filing import file_result, markdown_table, result_path
 from benchmarks.video.zoo_study import Case, study
-from partsong import ClipParallel, DualParallel, TimestepPipeline
+from partsong import ClipParallel, DualParallel, LatentParallel, TimestepPipeline
 
 MODEL, CAUSAL = "motion", "motion-causal"
 #: The baseline, which runs on one rank only.
@@ -24,6 +24,9 @@ BASELINES = [Case(model=MODEL)]
 CASES = [
     Case(model=MODEL, strategy=ClipParallel()),
     Case(model=MODEL, strategy=ClipParallel(stride=4)),
+    Case(model=MODEL, strategy=LatentParallel()),
+    Case(model=MODEL, strategy=LatentParallel(context=2)),
+    Case(model=MODEL, strategy=LatentParallel(context=None)),
     Case(model=MODEL, strategy=DualParallel()),
     Case(model=MODEL, strategy=DualParallel(admit_every=3)),
     Case(model=MODEL, strategy=DualParallel(previous="recomputed")),

@@ -21,6 +21,7 @@ from partsong.parallel.exchange.ulysses import Ulysses as Ulysses
 from partsong.parallel.exchange.usp import Usp as Usp
 from partsong.parallel.expert_parallel.strategy import ExpertParallel as ExpertParallel
 from partsong.parallel.lagged_layers import LaggedLayers as LaggedLayers
+from partsong.parallel.latent_parallel.strategy import LatentParallel as LatentParallel
 from partsong.parallel.layer_pipeline import LayerPipeline as LayerPipeline
 from partsong.parallel.sharded_weights.strategy import ShardedWeights as ShardedWeights
 from partsong.parallel.step_cache.strategy import StepCache as StepCache
@@ -81,6 +82,7 @@ BUILT_IN = (
     StrategyRow(TokenExperts),
     StrategyRow(PatchPipeline, loop=patch_pipeline, planned=True),
     StrategyRow(LaggedLayers, planned=True),
+    StrategyRow(LatentParallel),
     StrategyRow(ClipParallel, planned=True),
     StrategyRow(DualParallel, stream=dual_parallel),
     StrategyRow(TimestepPipeline, stream=timestep_pipeline),

@@ -23,9 +23,14 @@ REASONS = {
 }
 
 _ON_ROWS: dict[str, str] = dict.fromkeys(("PatchPipeline", "LaggedLayers", "StepCache"), "rows")
-_CUT_ROWS = tuple(name for name, group in GROUPS.items() if set(group[0].axes) & set(TOKEN_AXES))
+_CUT_ROWS = tuple(
+    name for name, group in GROUPS.items() if set(group[0].axes) & set(TOKEN_AXES) and not group[0].changes_parts
+)
 _SHARES = ("TensorParallel", "ShardedWeights")
-_REORDERED = ("PatchPipeline", "LaggedLayers", "TimeParallel", "DraftedSteps", "DisplacedPatch", "PartialPatch")
+_REORDERED = (
+    *("PatchPipeline", "LaggedLayers", "TimeParallel", "DraftedSteps"),
+    *("DisplacedPatch", "PartialPatch", "LatentParallel"),
+)
 _COUNTING: dict[str, str] = dict.fromkeys(_REORDERED, "one after the other") | {"StepCache": "two caches"}
 #: The modular pipelines that are tried hold the blocks of denoising, neither text encoders nor an autoencoder.
 _DENOISING_ONLY = {"EncodeOnce": "encodes", "ParallelVae": "no autoencoder"}

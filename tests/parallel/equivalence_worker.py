@@ -17,6 +17,7 @@ from partsong import (
     DynamicSequence,
     ExpertParallel,
     LaggedLayers,
+    LatentParallel,
     PartialPatch,
     Ring,
     ShardedWeights,
@@ -58,6 +59,7 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
         "DisplacedPatch": (DisplacedPatch(warmup_steps=len(STEPS)),),
         "PartialPatch": (PartialPatch(warmup_steps=len(STEPS)),),
         "ExpertParallel": (ExpertParallel(),),
+        "LatentParallel": (LatentParallel(overlap=1.0),),  # what its parts are is in test_latent_parallel
     }
     if nproc < 3:  # the tiny models have three heads, and some two groups of them
         cases["TensorParallel"] = (TensorParallel(),)
@@ -101,7 +103,7 @@ FOUR = ("Usp", "TokenRing", "DynamicSequence")
 #: Strategies that ask the same of a model: to cut its batch, its tokens, its layers or its list of blocks.
 KINDS = (
     ("CfgParallel", "DataParallel"),
-    ("Ulysses", "Ring", "Usp", "TokenRing", "SyncPatch", "DisplacedPatch", "PartialPatch"),
+    ("Ulysses", "Ring", "Usp", "TokenRing", "SyncPatch", "DisplacedPatch", "PartialPatch", "LatentParallel"),
     ("TensorParallel", "ShardedWeights", "LaggedLayers"),
 )
 #: One family for each way in which tokens meet: in one stream, under masks, beside a text, after it, and in frames.

@@ -67,7 +67,7 @@ def product(nproc: int) -> list[Case]:
 #: Strategies that ask the same of a UNet: to cut its rows with all that is between them, or its weights. The batches of
 #: every pipeline are cut in tests/pipelines.
 KINDS = (
-    ("SyncPatch", "Ulysses", "DisplacedPatch", "Ring", "PartialPatch", "Usp", "TokenRing"),
+    ("SyncPatch", "Ulysses", "DisplacedPatch", "Ring", "PartialPatch", "Usp", "TokenRing", "LatentParallel"),
     ("ShardedWeights", "TensorParallel"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partsong.parallel.adapters.grid import PICTURE
 from partsong.parallel.adapters.row import IMAGE, Adapter, Split
 from partsong.parallel.adapters.shared_cuts import EMBEDDED, OPTIONAL, PROJECTED, SANA, TOKENS, names, returned
 
@@ -13,6 +14,7 @@ ROWS = (
     Adapter(
         family="DiT",
         model="DiTTransformer2DModel",
+        grid=PICTURE,
         attention=_ATTENTION,
         splits=EMBEDDED,
         gather={"proj_out_2": TOKENS},
@@ -21,6 +23,7 @@ ROWS = (
     Adapter(
         family="PixArt",
         model="PixArtTransformer2DModel",
+        grid=PICTURE,
         attention=_ATTENTION,
         # The mask must be as long as the local tokens: diffusers silently pads one that is not.
         splits={**EMBEDDED, "": {"attention_mask": Split(dim=-1, optional=True)}},
@@ -32,6 +35,7 @@ ROWS = (
     Adapter(
         family="HunyuanDiT",
         model="HunyuanDiT2DModel",
+        grid=PICTURE,
         attention={"blocks.*.attn1": (IMAGE,)},
         # The rotary embedding is a pair [S, D]; cross-attention turns its queries by it too.
         splits={

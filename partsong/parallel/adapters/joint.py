@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
+from partsong.parallel.adapters.grid import IDS, PICTURE, SHAPES
 from partsong.parallel.adapters.row import IMAGE, JOINT, TEXT, Adapter, Split
 from partsong.parallel.adapters.shared_cuts import (
     EMBEDDED,
@@ -55,6 +56,7 @@ def flux(
     return Adapter(
         family=family,
         model=model,
+        grid=IDS,
         attention=FLUX_ATTENTION,
         splits={"": {**_FLUX_INPUTS, **added, **dict.fromkeys(names(residuals), OPTIONAL)}},
         gather=PROJECTED,
@@ -70,6 +72,7 @@ ROWS = (
     Adapter(
         family="SD3",
         model="SD3Transformer2DModel",
+        grid=PICTURE,
         attention={"transformer_blocks.*.attn": (IMAGE, TEXT), "transformer_blocks.*.attn2": (IMAGE,)},
         splits={
             **EMBEDDED,
@@ -109,6 +112,7 @@ ROWS = (
     Adapter(
         family="QwenImage",
         model="QwenImageTransformer2DModel",
+        grid=SHAPES,
         attention={"transformer_blocks.*.attn": (TEXT, IMAGE)},
         # This is the class' own plan, but it names the text and cuts the residuals as well.
         splits={
@@ -132,6 +136,7 @@ ROWS = (
     Adapter(
         family="AuraFlow",
         model="AuraFlowTransformer2DModel",
+        grid=PICTURE,
         attention={"joint_transformer_blocks.*.attn": (TEXT, IMAGE), "single_transformer_blocks.*.attn": (TEXT, IMAGE)},
         # The register tokens are put before the text inside the model: it is cut where the first block takes both.
         splits={**EMBEDDED, "joint_transformer_blocks.0": {"encoder_hidden_states": TEXT_TOKENS}},

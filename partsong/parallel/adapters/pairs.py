@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partsong.parallel.adapters.grid import PICTURE
 from partsong.parallel.adapters.joint import flux
 from partsong.parallel.adapters.row import IMAGE, TEXT, Adapter, Split
 from partsong.parallel.adapters.shared_cuts import (
@@ -41,6 +42,7 @@ ROWS = (
     Adapter(
         family="HunyuanImage",
         model="HunyuanImageTransformer2DModel",
+        grid=PICTURE,
         # The layers that refine only the text stay whole, and so does the mask of picture and text.
         attention=HUNYUAN_ATTENTION,
         splits={"rope": rotary(0), "transformer_blocks.0": PAIR},
@@ -54,6 +56,7 @@ ROWS = (
     Adapter(
         family="CogView3",
         model="CogView3PlusTransformer2DModel",
+        grid=PICTURE,
         attention={"transformer_blocks.*.attn1": (TEXT, IMAGE)},
         splits={"transformer_blocks.0": PAIR},
         gather=PROJECTED,
@@ -63,6 +66,7 @@ ROWS = (
     Adapter(
         family="CogView4",
         model="CogView4Transformer2DModel",
+        grid=PICTURE,
         attention={"transformer_blocks.*.attn1": (TEXT, IMAGE)},
         splits={
             "": {"image_rotary_emb": Split(dim=0, optional=True)},
@@ -79,6 +83,7 @@ ROWS = (
     Adapter(
         family="GLM-Image",
         model="GlmImageTransformer2DModel",
+        grid=PICTURE,
         attention={"transformer_blocks.*.attn1": (TEXT, IMAGE)},
         splits={
             "": {"image_rotary_emb": Split(dim=0, optional=True)},
@@ -139,6 +144,7 @@ ROWS = (
     Adapter(
         family="PRX",
         model="PRXTransformer2DModel",
+        grid=PICTURE,
         attention={"blocks.*.attention": (TEXT, IMAGE)},
         keys_only=(TEXT,),
         splits={"img_in": returned(), "pe_embedder": returned(2)},

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import nn
 
 from partsong.errors import UnsupportedError
+from partsong.parallel.adapters.grid import LatentGrid
 from partsong.parallel.adapters.turns import FrameTurns
 
 __all__ = ["IMAGE", "JOINT", "TEXT", "Adapter", "Factored", "Frames", "Mixing", "Split", "places", "read_class_plan"]
@@ -182,6 +183,7 @@ class Adapter:
             the reason.
         text_inputs: names that belong to the text stream when the splits come from ``_cp_plan``.
         frames: where the frames of a video are; None for pictures.
+        grid: how the tokens lie in the latent; None where that is not known, and for images that stay images.
         attentions: how often each of its attention modules attends; twice for differential attention.
         in_sections: pipelines make a video in sections, one after another and each with steps of its own.
         skips_attention: a call may leave out some attentions, such as those that guidance perturbs.
@@ -226,6 +228,7 @@ class Adapter:
     refused_pipelines: Mapping[str, str] = field(default_factory=dict)
     text_inputs: tuple[str, ...] = ()
     frames: Frames | None = None
+    grid: LatentGrid | None = None
     attentions: int = 1
     in_sections: bool = False
     skips_attention: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partsong.parallel.adapters.grid import FRAMES_FIRST, VIDEO, LatentGrid
 from partsong.parallel.adapters.row import IMAGE, TEXT, Adapter, Factored, Frames, Split
 from partsong.parallel.adapters.shared_cuts import (
     BOTH,
@@ -23,6 +24,7 @@ ROWS = (
     Adapter(
         family="Wan",
         model="WanTransformer3DModel",
+        grid=VIDEO,
         attention={"blocks.*.attn1": (IMAGE,)},
         batched=names("hidden_states encoder_hidden_states timestep encoder_hidden_states_image"),
         frames=Frames(patch="patch_size", turns=Falling()),
@@ -30,6 +32,7 @@ ROWS = (
     Adapter(
         family="SkyReels-V2",
         model="SkyReelsV2Transformer3DModel",
+        grid=VIDEO,
         attention={"blocks.*.attn1": (IMAGE,)},
         splits={
             "rope": rotary(1),
@@ -45,6 +48,7 @@ ROWS = (
     Adapter(
         family="LTX-Video",
         model="LTXVideoTransformer3DModel",
+        grid=LatentGrid(sides=("num_frames", "height", "width")),
         attention={"transformer_blocks.*.attn1": (IMAGE,)},
         # The class' own plan cuts the text too; here it stays whole, and so does its mask.
         splits={"": {"hidden_states": TOKENS, "timestep": Split(dim=1, ndim=(2, 3), optional=True)}, "rope": rotary(1)},
@@ -61,6 +65,7 @@ ROWS = (
     Adapter(
         family="CogVideoX",
         model="CogVideoXTransformer3DModel",
+        grid=FRAMES_FIRST,
         attention={"transformer_blocks.*.attn1": (TEXT, IMAGE)},
         # Sine and cosine positions are added while text and video are one sequence, which is not cut yet.
         splits={"": {"image_rotary_emb": Split(dim=0, optional=True)}, "transformer_blocks.0": PAIR},
@@ -75,6 +80,7 @@ ROWS = (
     Adapter(
         family="ConsisID",
         model="ConsisIDTransformer3DModel",
+        grid=FRAMES_FIRST,
         # The face is read by cross-attention between blocks, and by layers of its own before them.
         attention={"transformer_blocks.*.attn1": (TEXT, IMAGE)},
         splits={"": {"image_rotary_emb": Split(dim=0, optional=True)}, "transformer_blocks.0": PAIR},
@@ -88,6 +94,7 @@ ROWS = (
     Adapter(
         family="HunyuanVideo",
         model="HunyuanVideoTransformer3DModel",
+        grid=VIDEO,
         # The few layers that refine only the text stay whole, and so does the mask of video and text.
         attention=HUNYUAN_ATTENTION,
         splits={
@@ -107,6 +114,7 @@ ROWS = (
     Adapter(
         family="Mochi",
         model="MochiTransformer3DModel",
+        grid=VIDEO,
         attention={"transformer_blocks.*.attn1": (IMAGE, TEXT)},
         splits={
             "rope": rotary(0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partsong.parallel.adapters.grid import CHANNELS_LAST, FRAMES_FIRST, VIDEO
 from partsong.parallel.adapters.row import IMAGE, TEXT, Adapter, Frames, Split
 from partsong.parallel.adapters.shared_cuts import (
     BOTH,
@@ -35,6 +36,7 @@ ROWS = (
     Adapter(
         family="Wan VACE",
         model="WanVACETransformer3DModel",
+        grid=VIDEO,
         attention={"blocks.*.attn1": (IMAGE,), "vace_blocks.*.attn1": (IMAGE,)},
         # Every block of the control branch is given the video anew, and the control by the one before.
         splits={**_WAN, "vace_blocks.*": {"hidden_states": TOKENS}, "vace_blocks.0": {"control_hidden_states": TOKENS}},
@@ -58,6 +60,7 @@ ROWS = (
     Adapter(
         family="ChronoEdit",
         model="ChronoEditTransformer3DModel",
+        grid=VIDEO,
         attention={"blocks.*.attn1": (IMAGE,)},
         batched=_WAN_INPUTS,
         frames=Frames(patch="patch_size"),
@@ -65,6 +68,7 @@ ROWS = (
     Adapter(
         family="HunyuanVideo 1.5",
         model="HunyuanVideo15Transformer3DModel",
+        grid=VIDEO,
         attention={"transformer_blocks.*.attn": (IMAGE, TEXT)},
         splits={
             "rope": rotary(0),
@@ -131,6 +135,7 @@ ROWS = (
     Adapter(
         family="Kandinsky 5",
         model="Kandinsky5Transformer3DModel",
+        grid=CHANNELS_LAST,
         # The few layers that refine only the text stay whole.
         attention={"visual_transformer_blocks.*.self_attention": (IMAGE,)},
         splits={
@@ -152,6 +157,7 @@ ROWS = (
     Adapter(
         family="Cosmos",
         model="CosmosTransformer3DModel",
+        grid=VIDEO,
         attention={"transformer_blocks.*.attn1": (IMAGE,)},
         # Given frames have timesteps of their own, and every token has that of its frame.
         splits={
@@ -187,6 +193,7 @@ ROWS = (
     Adapter(
         family="Allegro",
         model="AllegroTransformer3DModel",
+        grid=VIDEO,
         attention={"transformer_blocks.*.attn1": (IMAGE,)},
         least_tokens=2,  # its blocks take a single token for a dimension to drop
         # The rotary embedding is tables of angles, with an index into them for every token.
@@ -205,6 +212,7 @@ ROWS = (
     Adapter(
         family="EasyAnimate",
         model="EasyAnimateTransformer3DModel",
+        grid=VIDEO,
         attention={"transformer_blocks.*.attn1": (TEXT, IMAGE)},
         splits={
             "transformer_blocks.0": PAIR,
@@ -221,6 +229,7 @@ ROWS = (
     Adapter(
         family="Motif-Video",
         model="MotifVideoTransformer3DModel",
+        grid=VIDEO,
         attention=HUNYUAN_ATTENTION,
         # The few cross-attentions read all of the text, whose mask stays whole as well.
         splits={
@@ -281,6 +290,7 @@ ROWS = (
     Adapter(
         family="AnyFlow",
         model="AnyFlowTransformer3DModel",
+        grid=FRAMES_FIRST,
         attention={"blocks.*.attn1": (IMAGE,)},
         splits={
             "blocks.0": {"hidden_states": TOKENS},

@@ -80,6 +80,20 @@ class TokenCuts(Cut):
             elif value is not None or not cut.optional:
                 named[name] = self._cut_any(value, cut, name)
 
+    def attach_gather(self, hooks: HookSet, modules: dict[str, nn.Module]) -> None:
+        """Puts the hooks on that put tokens together again."""
+        assert self.adapter.gather is not None
+        for path, cut in self.adapter.gather.items():
+            for name in places(path, modules):
+                hooks.add(modules[name], OutputHook(partial(self._gather_item, name=name, cut=cut)), "gather")
+
+    def _gather_item(self, output: Any, name: str, cut: Split) -> Any:
+        """Puts the tokens of an output together; of several, those of the item that the cut names, or the first."""
+        if isinstance(output, Tensor):
+            return self._gather(output, name, cut)
+        item = cut.items[0] if cut.items else 0
+        return (*output[:item], self._gather(output[item], name, cut), *output[item + 1 :])
+
     def _gather(self, local: Tensor, name: str, cut: Split) -> Tensor:
         """Puts a tensor together from all parts."""
         raise UnsupportedError(
@@ -101,15 +115,19 @@ class TokenCuts(Cut):
             return type(value)(None if item is None else self._cut_any(item, cut, name) for item in value)
         if isinstance(value, dict):
             return {key: self._cut_any(item, cut, name) for key, item in value.items()}
-        if isinstance(value, int) and cut.tail:
+        if isinstance(value, int):
+            return self._cut_number(value, cut)
+        raise UnsupportedError(f"{self.adapter.model}: {name} is {type(value).__name__}, a tensor is needed")
+
+    def _cut_number(self, value: int, cut: Split) -> int:
+        """Returns how many of the tokens, or rows of tokens, that a number counts are this rank's."""
+        if cut.tail:
             first, end = self._tail(value, cut.stream)
             return end - first
-        if isinstance(value, int) and not cut.leading:
+        if not cut.leading:
             return self.axis.split(value)[self.axis.index]
-        if isinstance(value, int):
-            sizes = self.shard_sizes((cut.stream,))
-            return min(max(value - offsets(sizes)[self.axis.index], 0), sizes[self.axis.index])
-        raise UnsupportedError(f"{self.adapter.model}: {name} is {type(value).__name__}, a tensor is needed")
+        sizes = self.shard_sizes((cut.stream,))
+        return min(max(value - offsets(sizes)[self.axis.index], 0), sizes[self.axis.index])
 
     def _cut(self, tensor: Tensor, cut: Split, name: str) -> Tensor:
         if not cut.allows(tensor.ndim):
@@ -128,6 +146,10 @@ class TokenCuts(Cut):
             return tensor.narrow(cut.dim, first, end - first)
         if cut.ones and tensor.shape[cut.dim] == 1:
             return tensor
+        return self._own(tensor, cut, name)
+
+    def _own(self, tensor: Tensor, cut: Split, name: str) -> Tensor:
+        """Returns this rank's tokens of a tensor that has all of a stream."""
         total, parts = tensor.shape[cut.dim], self.axis.size
         if total // self._unit < parts and cut.stream in (IMAGE, JOINT):
             rows = "frames" if self.adapter.whole_frames else "rows"

@@ -39,7 +39,6 @@ from partsong.parallel.hooks.model_hooks import (
     AttentionHook,
     HookSet,
     InputHook,
-    OutputHook,
     signature_of,
 )
 from partsong.parallel.ranks.collectives import gather_tokens
@@ -102,13 +101,6 @@ class SequenceParallel(TokenCuts):
         if not self.sums.attach(hooks, modules) and not self.layers:
             raise UnsupportedError(f"no self-attention found in this {self.adapter.model}; its layout has changed")
 
-    def attach_gather(self, hooks: HookSet, modules: dict[str, nn.Module]) -> None:
-        """Puts the hooks on that put tokens together again."""
-        assert self.adapter.gather is not None
-        for path, cut in self.adapter.gather.items():
-            for name in places(path, modules):
-                hooks.add(modules[name], OutputHook(partial(self._gather_item, name=name, cut=cut)), "gather")
-
     def _scale_by_all(self, named: dict[str, Any], streams: tuple[str, ...]) -> None:
         """Changes the base of the logarithm of the local number of tokens to get the logarithm for all tokens."""
         name = self.adapter.scaled_by_length
@@ -154,13 +146,6 @@ class SequenceParallel(TokenCuts):
         """Drops pending messages without waiting, after an error."""
         for stage in self.stages:
             stage.abandon()
-
-    def _gather_item(self, output: Any, name: str, cut: Split) -> Any:
-        """Puts the tokens of an output together; of several, those of the item that the cut names, or the first."""
-        if isinstance(output, Tensor):
-            return self._gather(output, name, cut)
-        item = cut.items[0] if cut.items else 0
-        return (*output[:item], self._gather(output[item], name, cut), *output[item + 1 :])
 
     def _gather(self, local: Tensor, name: str, cut: Split) -> Tensor:
         # Tokens may come before the batch, and frames may be folded into it.

@@ -116,10 +116,15 @@ def refused_change(denoiser: Hooked, name: str, given: tuple[Any, ...]) -> str |
 
 def _cache_reason(denoiser: Hooked, config: Any) -> str | None:
     """Says why a cache of diffusers does not work with a plan; None where it does."""
-    if denoiser.everyone.size == 1:
+    in_parts = any(each.changes_parts for each in denoiser.strategies) and denoiser.cut is not None
+    if denoiser.everyone.size == 1 and not in_parts:
         return None
     kind, names = type(config).__name__.removesuffix("Config"), _names(denoiser)
-    looping = [type(each).__name__ for each in denoiser.strategies if each.has_loop or each.reads_last_step]
+    looping = [
+        type(each).__name__
+        for each in denoiser.strategies
+        if each.has_loop or each.reads_last_step or each.changes_parts
+    ]
     if type(config).__name__ in _COMPARING:
         return (
             f"{kind} decides by what a rank computes, which is not the same on all ranks of {names}; call "

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from partsong.errors import UnsupportedError
+from partsong.parallel.cuts.overlaps import blend_weights
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets
 
-__all__ = ["TileHalf", "blend_weights", "tiles"]
+__all__ = ["TileHalf", "tiles"]
 
 
 def tiles(rows: int, tile: int, overlap: int) -> list[tuple[int, int]]:
@@ -25,23 +25,6 @@ def tiles(rows: int, tile: int, overlap: int) -> list[tuple[int, int]]:
         [(0, 6), (4, 10)]
     """
     return [(start, min(start + tile, rows)) for start in range(0, max(1, rows - overlap), tile - overlap)]
-
-
-def blend_weights(rows: int, before: int, after: int) -> Tensor:
-    """Returns weights `[rows]` of a tile: linear ramps over the rows it shares, so that all weights add up to 1.
-
-    Args:
-        rows: number of rows of the tile.
-        before: number of first rows that it shares with the tile before.
-        after: number of last rows that it shares with the tile after.
-
-    Example:
-        >>> blend_weights(5, before=2, after=1).tolist()
-        [0.25, 0.75, 1.0, 1.0, 0.5]
-    """
-    middle = torch.arange(rows, dtype=torch.float64) + 0.5
-    up, down = middle / max(before, 0.5), middle.flip(0) / max(after, 0.5)
-    return up.clamp(max=1) * down.clamp(max=1)
 
 
 class TileHalf:

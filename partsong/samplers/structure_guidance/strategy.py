@@ -8,18 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-import torch
 from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
 from partsong.knobs import Count, Number, Share
 from partsong.parallel.adapters import Adapter
+from partsong.parallel.cuts.overlaps import blend, even_starts, ramps
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.ranks.collectives import Pending, all_gather, exchange
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.strategy import Cut, Kind, Strategy
-from partsong.parallel.vae.tiles import blend_weights
 
 __all__ = ["PatchGrid", "GuidedPatches", "StructureGuidance", "grid_for"]
 
@@ -126,15 +125,9 @@ class PatchGrid:
     def blend(self, parts: Sequence[Tensor], whole: Tensor) -> Tensor:
         """Puts patches, in the order of `places`, together in `whole`: where they overlap, a mean weighted by ramps."""
         sides = zip((self.rows, self.columns), self.patch, strict=True)
-        down, across = ([ramp.to(whole) for ramp in _ramps(starts, size)] for starts, size in sides)
-        total = torch.zeros_like(whole[:1, :1])
-        whole.zero_()
-        ramps = itertools.product(down, across)
-        for part, (rows, columns), (vertical, horizontal) in zip(parts, self.places, ramps, strict=True):
-            weights = vertical[:, None] * horizontal
-            whole[..., rows, columns] += part * weights
-            total[..., rows, columns] += weights
-        return whole.div_(total)
+        down, across = ([ramp.to(whole) for ramp in ramps(starts, size)] for starts, size in sides)
+        weights = [vertical[:, None] * horizontal for vertical, horizontal in itertools.product(down, across)]
+        return blend(parts, self.places, weights, whole)
 
 
 def grid_for(
@@ -176,12 +169,7 @@ def _starts(side: int, part: int, overlap: float, step: int) -> tuple[int, ...]:
     if step > 1:
         return tuple(step * start for start in _starts(side // step, part // step, overlap, 1))
     count = math.ceil((side - part) / max(1, int(part * (1 - overlap) + 1e-9)))
-    return tuple(round(index * (side - part) / max(1, count)) for index in range(count + 1))
-
-
-def _ramps(starts: Sequence[int], size: int) -> list[Tensor]:
-    shared = [max(0, before + size - after) for before, after in itertools.pairwise(starts)]
-    return [blend_weights(size, before, after) for before, after in zip([0, *shared], [*shared, 0], strict=True)]
+    return even_starts(side, part, count + 1)
 
 
 class GuidedPatches(Cut):

@@ -1,0 +1,1 @@
+"""Runs the whole model on overlapping parts of the latent, in each step along another dimension."""
