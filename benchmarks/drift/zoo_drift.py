@@ -56,6 +56,7 @@ METHODS: dict[str, Cases] = {
 }
 SUITES: dict[str, dict[str, Cases]] = {
     "methods": METHODS,
+    "norms": {"shapes-unet": [(DisplacedPatch(norms="forecast"),)]},
     "partial-patch": {"shapes": PORTIONS, "shapes-unet": PORTIONS},
     "latent-parallel": {"shapes": PARTS, "shapes-few": FEW, "shapes-unet": PICTURES},
 }
@@ -68,7 +69,7 @@ class Config:
     out: Path = result_path(__file__)
     """Result files without suffix."""
     suite: str = "methods"
-    """What to sample with: ``methods``, ``partial-patch`` or ``latent-parallel``."""
+    """What to sample with: ``methods``, ``norms``, ``partial-patch`` or ``latent-parallel``."""
     model: list[str] = field(default_factory=lambda: list(METHODS))
     """Models of the zoo."""
     nproc: list[int] = field(default_factory=lambda: [2, 4])

@@ -12,7 +12,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,6 @@ MASKS = (
     "1010101010101010100010101011",
     "1010101010101010101010101011",
 )
-#: Shares of block evaluations at which measures are compared.
-SHARES = (0.5, 0.65)
 MEASURES: tuple[Any, ...] = ("first_block", "input", "magnitude", "spectral")
 FORECASTS: tuple[Any, ...] = ("hold", "half", "linear", "quadratic", "foca")
 
@@ -52,6 +50,8 @@ class Config:
     """Whether to sample thresholds too, which takes a call for each picture."""
     measures: bool = False
     """Whether to sample every measure at thresholds with equal shares of block evaluations."""
+    shares: list[float] = field(default_factory=lambda: [0.5, 0.65])
+    """Shares of block evaluations at which measures are compared."""
     searched: int = 8
     """On how many captions thresholds are searched."""
     seed: int = 0
@@ -80,7 +80,7 @@ def main(config: Config) -> None:
         _row(Sampled(f"{fewer} steps", 0.5, list(_pictures(pipe, config, fewer, config.batch))), serial, config)
     )
     measured = (each for each in MEASURES if config.measures)
-    matched = (_matched(pipe, config, *each) for each in itertools.product(measured, ("hold", "linear"), SHARES))
+    matched = (_matched(pipe, config, *each) for each in itertools.product(measured, ("hold", "linear"), config.shares))
     for cache in itertools.chain(caches(config), matched):
         rows.append(_row(_cached(pipe, config, cache), serial, config))
         print(rows[-1], flush=True)

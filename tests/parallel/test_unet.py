@@ -147,7 +147,8 @@ def simulated_norm(layer: Any, images: list[Tensor], step: int, order: int) -> T
             square = whole(old)[1] + whole(old)[0] ** 2 + own[1] + own[0] ** 2 - old[rank][1] - old[rank][0] ** 2
             var = torch.where(square - mean**2 < 0, own[1], square - mean**2)
         else:
-            last, older, pace = known[step - 1], known[step - 2], PACE[step]
+            # Statistics of one other rank are extrapolated, those of several are the last step's.
+            last, older, pace = known[step - 1], known[step - 2], PACE[step] if len(SHARES) == 2 else 0.0
             parts = [a + pace * (a - b) for a, b in zip(last, older, strict=True)]
             parts = [torch.stack([p[0], torch.where(p[1] > 0, p[1], fresh[rank][1])]) for p in parts]
             parts[rank] = fresh[rank]

@@ -51,8 +51,9 @@ class DisplacedBorders(Borders):
     """Reads values of the previous step, or forecasts from the last two, while fresh ones are in transit.
 
     With ``order=0`` a group norm's statistics are corrected by how much the rank's own have changed, as in DistriFusion
-    (arXiv 2402.19481) but with torch's biased variance. With ``order=1`` those of the other ranks are extrapolated in
-    time, and the rank's own are fresh.
+    (arXiv 2402.19481) but with torch's biased variance. With ``order=1`` the rank's own are fresh. Those of one other
+    rank are extrapolated in time, those of several are the previous step's: what a step gets wrong is then most of what
+    the next one reads, and a line through it grows.
 
     Args:
         axis: the ranks, from the image's top to its bottom.
@@ -122,7 +123,7 @@ class DisplacedBorders(Borders):
                 branch.sent[layer] = {peer: rows.clone() for peer, rows in sends.items()}
             return above, below
         like = next(iter((*sends.values(), *recvs.values())))
-        box = self._box(branch, layer, like)
+        box = self._box(branch, "rows", layer, like)
         old = box.read(layer)
         box.write(layer, sends, post=not self.clock.is_last_step)
         return old.get(before), old.get(after)
@@ -140,7 +141,7 @@ class DisplacedBorders(Borders):
             self._remember(branch, "statistics", layer, _letter(sends, sends), {peer: table[peer] for peer in peers})
             return merged(counts, table)
         assert stale is not None
-        box = self._box(branch, layer, mine)
+        box = self._box(branch, "statistics", layer, mine)
         old = box.read(layer)
         table = torch.stack([old.get(peer, mine if self.order else stale) for peer in range(self.axis.size)])
         box.write(layer, sends, post=not self.clock.is_last_step)
@@ -162,19 +163,23 @@ class DisplacedBorders(Borders):
         # A forecast reads the last two steps only.
         branch.history[layer] = [*branch.history.get(layer, [])[-1:], known]
 
-    def _box(self, branch: _Branch, layer: int, like: Tensor) -> Mailbox:
+    def _box(self, branch: _Branch, kind: str, layer: int, like: Tensor) -> Mailbox:
         if layer not in branch.boxes:
-            kind = next(kind for kind, letters in branch.letters.items() if layer in letters)
             letters = branch.letters.pop(kind)
             layers = list(letters)
             for start in range(0, len(layers), LAYERS_PER_MESSAGE):
                 run = {index: letters[index] for index in layers[start : start + LAYERS_PER_MESSAGE]}
                 past = {index: branch.history.pop(index) for index in run}
-                named: dict[str, Any] = {"like": like, "name": f"displaced {kind}", "keep": self.order + 1}
+                keep = 1 + self._order_of(kind)
+                named: dict[str, Any] = {"like": like, "name": f"displaced {kind}", "keep": keep}
                 if kind == "rows" and self.wire is not None:
                     named |= {"wire": self.wire, "sent": {index: branch.sent.pop(index) for index in run}}
                 box = Mailbox(self.axis, run, past, **named)
                 branch.boxes |= dict.fromkeys(run, box)
         box = branch.boxes[layer]
-        box.open(self.clock.step_ratio if self.order else None, self.clock.step)
+        box.open(self.clock.step_ratio if self._order_of(kind) else None, self.clock.step)
         return box
+
+    def _order_of(self, kind: str) -> int:
+        """Returns 1 for what is extrapolated: rows, and the statistics of a single other rank."""
+        return self.order if kind == "rows" or self.axis.size == 2 else 0

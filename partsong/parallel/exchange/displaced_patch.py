@@ -47,7 +47,7 @@ class DisplacedPatch(Strategy):
         warmup_steps: first steps that wait for fresh keys and values; the first step always does.
         order: 0 reads the last step's keys and values, 1 extrapolates linearly in time from the last two steps.
         norms: on UNets, ``fresh`` waits for the statistics of group norms, a few numbers per layer. ``forecast``
-            displaces them too, which spoils pictures on four ranks with few rows each.
+            displaces them too: those of one other rank are extrapolated, those of several are last step's.
         wire: how keys and values are written into messages after the warm-up (docs/wires.md); ``none`` sends them as
             they are.
 
