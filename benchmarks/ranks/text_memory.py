@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import tyro
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from benchmarks.filing import file_result, markdown_table, result_path
 from benchmarks.ranks.memory import Peak, local_part
@@ -24,7 +24,7 @@ from partsong.parallel.ranks.launch import launch
 from partsong.samplers.text import decode, load_text_model
 from partsong.samplers.text.runner import StockTextModel
 
-#: Sizes: those of SmolLM2-135M, and about 1 GB in float32.
+#: Sizes: those of SmolLM2-135M, about 1 GB in float32, and about as much of which nearly all are experts.
 MODELS: dict[str, dict[str, Any]] = {
     "as SmolLM2-135M": {
         "hidden_size": 576,
@@ -43,6 +43,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 16,
         "vocab_size": 4096,
     },
+    "1 GB of experts": {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "vocab_size": 4096,
+    },
 }
 PROMPT, NEW = 32, 4
 
@@ -55,7 +65,7 @@ class Config:
     """Result files without suffix."""
     nproc: tuple[int, ...] = (2, 4)
     """Numbers of ranks, one thread each."""
-    strategies: tuple[str, ...] = ("tensor-parallel", "sharded-weights")
+    strategies: tuple[str, ...] = ("tensor-parallel", "layer-pipeline", "token-experts", "sharded-weights")
     """As command lines name them."""
 
 
@@ -67,7 +77,8 @@ def main(config: Config) -> None:
             weights, layer = _write_model(folder, sizes)
             for text in config.strategies:
                 for nproc in config.nproc:
-                    if text == "tensor-parallel" and sizes["num_key_value_heads"] < nproc:
+                    too_few = text == "tensor-parallel" and sizes["num_key_value_heads"] < nproc
+                    if too_few or (text == "token-experts" and "num_local_experts" not in sizes):
                         continue  # is refused
                     table = launch(_on_rank, nproc, folder, text)
                     held, loading, decoding = (int(max(each)) for each in zip(*table, strict=True))
@@ -75,9 +86,10 @@ def main(config: Config) -> None:
                     rows.append({"model": name, "strategy": text, "ranks": nproc, "weights": weights} | figures)
                     rows[-1]["layer"] = layer
     note = (
-        "Llamas of random weights in float32. *Held* is what a rank keeps of the weights, the largest over ranks; "
-        f"*loading* and *decoding* ({NEW} tokens after {PROMPT}) are peaks of resident memory beyond what the process "
-        "had before it loaded anything, all as shares of the whole weights. Three heads of keys do not divide: of two "
+        "Llamas and a Mixtral of random weights in float32. *Held* is what a rank keeps of the weights, the largest "
+        f"over ranks; *loading* and *decoding* ({NEW} tokens after {PROMPT}) are peaks of resident memory beyond what "
+        "the process had before it loaded anything, as shares of the whole weights. Three heads of keys do not "
+        "divide: of two "
         "ranks one has two. MALLOC_MMAP_THRESHOLD_="
         f"{os.environ.get('MALLOC_MMAP_THRESHOLD_', 'not set')} (the allocator gives freed memory back at once where "
         "that is small)."
@@ -99,7 +111,12 @@ def main(config: Config) -> None:
 def _write_model(folder: str, sizes: dict[str, Any]) -> tuple[int, int]:
     """Writes a checkpoint; returns the bytes of its weights and of a layer."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=None, bos_token_id=None, pad_token_id=0))
+    more: dict[str, Any] = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
+    model: Any
+    if "num_local_experts" in sizes:
+        model = MixtralForCausalLM(MixtralConfig(**sizes, **more))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**sizes, **more))
     model.save_pretrained(folder)
     whole, layer = (sum(weight.nbytes for weight in part.parameters()) for part in (model, model.model.layers[0]))
     return whole, layer

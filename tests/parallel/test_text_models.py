@@ -116,7 +116,7 @@ def test_what_cannot_be_shared_out_is_refused_on_all_ranks() -> None:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Checkpoints of stock classes, tied and not, and those under the public names of masked models."""
     there = tmp_path_factory.mktemp("checkpoints")
-    for name in ("llama", "qwen3"):
+    for name in ("llama", "qwen3", "mixtral"):
         worker.model_of(name).save_pretrained(there / name)
     worker.model_of("llama").to(torch.bfloat16).save_pretrained(there / "llama in bfloat16")
     for name in ("llada", "llada2", "dream", "sdar"):

@@ -268,7 +268,7 @@ def run_loaded(folders: dict[str, str]) -> list[dict[str, Any]]:
     for name, strategy in STRATEGIES.items():
         with Mesh(**mesh_for((strategy,), 2)) as mesh:
             for key, folder in folders.items():
-                if name == "experts" and key != "llada2":
+                if name == "experts" and key not in ("llada2", "mixtral"):
                     continue
                 found[f"{key}, {name}"] = loaded(folder, strategy, mesh, None if "bfloat16" in key else torch.float64)
     with Mesh(data=2):

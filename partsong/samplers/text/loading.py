@@ -25,7 +25,7 @@ from partsong.samplers.text.families import ADAPTER_FIELD, ADAPTERS, Family, ada
 from partsong.samplers.text.model import TextAdapter, TextModel
 from partsong.samplers.text.rekey import Loader
 from partsong.samplers.text.runner import StockTextModel, check_mask_token
-from partsong.samplers.text.weights import load_rekeyed, load_stock, make_runnable, weight_files
+from partsong.samplers.text.weights import load_rekeyed, load_stock, make_runnable, stacked_experts, weight_files
 
 __all__ = ["load_text_model", "text_model_of"]
 
@@ -101,11 +101,7 @@ def load_text_model(
     if loader is None:
         check_mask_token(row, mask, config.get("vocab_size") or sys.maxsize)
         weight_files(folder)
-        module = read_share(folder, share, **options) if share.reads_shares and row.keeps_keys else None
-        if module is not None:
-            make_runnable(module)
-        else:
-            module = load_stock(folder, masked_lm=not row.keeps_keys, **options)
+        module = _stock(folder, row, share, **options)
     else:
         rekeying = loader(config)
         check_mask_token(row, mask, rekeying.config.vocab_size)
@@ -114,6 +110,15 @@ def load_text_model(
         options["dtype"] = dtype or _stated_dtype(config)
         module = load_rekeyed(folder, rekeying, **options, share=share if share.cuts_columns else None)
     return _with_plan(_wrap(module, row, mask, _end_tokens(module, family, mask, folder)), share.finished(module))
+
+
+def _stock(folder: Path, row: TextAdapter, share: TextShare, **options: Any) -> PreTrainedModel:
+    """Loads a native class of transformers, this rank's share of it where its files can be read like that."""
+    module = read_share(folder, share, **options) if share.reads_shares and row.keeps_keys else None
+    stacked = stacked_experts(folder) if module is None and share.cuts_columns and row.keeps_keys else None
+    if stacked is not None:
+        return load_rekeyed(folder, stacked, **options, share=share)
+    return load_stock(folder, masked_lm=not row.keeps_keys, **options) if module is None else make_runnable(module)
 
 
 def empty_text_model(folder: Path) -> PreTrainedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForMaskedLM,
@@ -27,7 +29,16 @@ from partsong.parallel.text.plan import TextPlan
 from partsong.samplers.text.rekey import Rekeying, WeightPlace
 from partsong.samplers.text.runner import GROUPED
 
-__all__ = ["load_rekeyed", "load_stock", "make_runnable", "weight_files"]
+__all__ = ["load_rekeyed", "load_stock", "stacked_experts", "make_runnable", "weight_files"]
+
+#: An expert's own tensor: the layer, the number of the expert, and what it does.
+_EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
+#: Which of the stacked weights it goes to, and which half of that.
+_HALVES = {
+    **dict.fromkeys(("gate_proj", "w1"), ("gate_up_proj", 0)),
+    **dict.fromkeys(("up_proj", "w3"), ("gate_up_proj", 1)),
+    **dict.fromkeys(("down_proj", "w2"), ("down_proj", None)),
+}
 
 #: Most names in a message; the rest are counted.
 _LISTED = 6
@@ -230,6 +241,43 @@ def _read(whole: Any, place: WeightPlace, piece: WeightPiece | None) -> tuple[Te
         index = (*place.index[: piece.dim], slice(put, put + read.shape[dim]), *place.index[piece.dim + 1 :])
         place = replace(place, index=index)
     return read, place
+
+
+def stacked_experts(folder: Path) -> Rekeying | None:
+    """Says where each tensor of a checkpoint goes; None where its experts are not the only ones with other names.
+
+    Args:
+        folder: with ``config.json`` and safetensors.
+    """
+    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        return None
+    kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    with init_empty_weights():
+        module = kind(config)
+    shapes = {name: weight.shape for name, weight in module.state_dict().items()}
+    places = {name: (_place(name, shapes),) for file in weight_files(folder) for name in _names(file)}
+    tied = {"lm_head.weight"} if config.get_text_config().tie_word_embeddings else set[str]()
+    if {place.target for (place,) in places.values()} != shapes.keys() - tied:
+        return None
+    return Rekeying(model_class=kind, config=config, places=places)
+
+
+def _names(file: Path) -> list[str]:
+    with safe_open(file, framework="pt") as tensors:
+        return list(tensors.keys())
+
+
+def _place(name: str, shapes: Any) -> WeightPlace:
+    ours = name.replace(".block_sparse_moe.", ".mlp.")
+    if (one := _EXPERT.fullmatch(ours)) is None:
+        return WeightPlace(target=ours)
+    weight, half = _HALVES[one[3]]
+    target, number = one[1] + weight, int(one[2])
+    if half is None or target not in shapes:
+        return WeightPlace(target=target, index=(number,))
+    width = shapes[target][1] // 2
+    return WeightPlace(target=target, index=(number, slice(half * width, (half + 1) * width)))
 
 
 def load_stock(
