@@ -18,6 +18,7 @@ from partsong.parallel.hooks.samples import sample_of
 from partsong.parallel.latent_parallel.layout import PartRules
 from partsong.parallel.ranks.agreement import NUMBERS_PER_VALUE
 from partsong.parallel.ranks.launch import launch
+from tests import covering
 from tests.parallel import latent_worker as worker
 from tests.parallel.families import FAMILIES, adapter_of
 from tests.parallel.ranks import error
@@ -28,7 +29,7 @@ from tests.parallel.unets import UNETS
 #: Families that compute norms, positions or experts in single precision, whatever the type of their weights.
 SINGLE = 1e-6
 
-RANKS = (1, 2, 3)
+RANKS = (1, 2, pytest.param(3, marks=pytest.mark.full))
 
 
 @torch.no_grad()
@@ -42,9 +43,11 @@ def parts_of(name: str, strategy: LatentParallel) -> tuple[list[Tensor], list[Te
 
 #: With and without tokens of the rest, in turn.
 WITH_CONTEXT = [(name, (2, None, 3)[turn % 3]) for turn, name in enumerate(worker.NAMES)]
+#: Those that run by default: one family of four, each of these ways in turn.
+USUAL = WITH_CONTEXT if covering.FULL else WITH_CONTEXT[::4]
 
 
-@pytest.mark.parametrize(("name", "context"), WITH_CONTEXT)
+@pytest.mark.parametrize(("name", "context"), USUAL)
 def test_a_part_is_the_model_that_sees_only_its_tokens(name: str, context: int | None) -> None:
     got, plain = parts_of(name, LatentParallel(parts=2, context=context))
     model, calls = worker.calls_of(name)
@@ -55,8 +58,11 @@ def test_a_part_is_the_model_that_sees_only_its_tokens(name: str, context: int |
         assert error(got[step], plain[step]) > 1e-5, step
 
 
+#: UNets that are run on parts; by default one of four.
+UNETS_HERE = [name for name in UNETS if name != "Kandinsky"][:: 1 if covering.FULL else 4]
 #: Models that only pipelines make here, the sizes of their tokens in the first call, and how exact these are.
-IN_PIPELINES = ("Kandinsky5T2VPipeline", "MotifVideoPipeline", "MotifVideoPipeline + cross-attention")
+_ALL = ("Kandinsky5T2VPipeline", "MotifVideoPipeline", "MotifVideoPipeline + cross-attention")
+IN_PIPELINES = _ALL if covering.FULL else _ALL[:1]
 
 
 @pytest.mark.parametrize("name", IN_PIPELINES)
@@ -95,7 +101,7 @@ def test_a_part_is_the_stock_model_on_a_smaller_latent_with_its_true_positions(
         assert error(got[step], worker.blended(run, dim, bounds, at, unit)) <= 1e-10, step
 
 
-@pytest.mark.parametrize("name", [name for name in UNETS if name != "Kandinsky"])
+@pytest.mark.parametrize("name", UNETS_HERE)
 @torch.no_grad()
 def test_a_part_of_a_picture_is_a_picture_to_a_unet(name: str) -> None:
     model, calls = worker.calls_of(name)
@@ -104,7 +110,9 @@ def test_a_part_of_a_picture_is_a_picture_to_a_unet(name: str) -> None:
         assert error(got[step], unet_by_parts(model, call, step)) <= 1e-12
 
 
-@pytest.mark.parametrize("name", ["DDIMPipeline", "DreamLitePipeline", "AudioLDM2Pipeline"])
+@pytest.mark.parametrize(
+    "name", ["DDIMPipeline", "DreamLitePipeline", "AudioLDM2Pipeline"][: 3 if covering.FULL else 1]
+)
 @torch.no_grad()
 def test_a_part_in_a_pipeline_is_a_picture_to_a_unet(name: str) -> None:
     model, calls = worker.calls_in(name, LatentParallel(parts=2))
