@@ -24,6 +24,7 @@ def rows() -> list[dict]:
     return run(repeats=1, tokens=(96,), device="cpu")
 
 
+@pytest.mark.full
 def test_every_row_is_measured_or_says_why_not() -> None:
     for row in rows():
         measured = row["seconds_median"] is not None

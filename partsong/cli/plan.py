@@ -186,7 +186,9 @@ def plan_summary(result: dict[str, Any]) -> str:
 
 
 def _text_summary(result: dict[str, Any]) -> str:
-    lines = [("ms a token", "tokens/s", "s to read", "GB", "of weights", "of keys", "MB sent", "strategy")]
+    lines: list[tuple[str, ...]] = [
+        ("ms a token", "tokens/s", "s to read", "GB", "of weights", "of keys", "MB sent", "strategy")
+    ]
     for row in result["rows"][: result["top"]]:
         memory = (row["memory_mb"] / 1e3, row["weights_mb"] / 1e3, row["keys_mb"] / 1e3)
         numbers = (f"{row['seconds'] * 1e3:.3g}", f"{row['tokens_per_second']:.3g}", f"{row['prompt_seconds']:.3g}")

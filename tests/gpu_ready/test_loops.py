@@ -30,6 +30,7 @@ def counted() -> dict[str, list[Unit]]:
     return launch(loops_worker.units, 2, 2)
 
 
+@pytest.mark.full
 def test_a_sweep_over_steps_reads_how_far_its_guesses_hold() -> None:
     for rank in counted()["TimeParallel"]:
         learned = {name for name in rank.waits if any(place in name for place in LEARNS)}

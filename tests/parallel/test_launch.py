@@ -150,7 +150,7 @@ def test_a_rank_that_said_goodbye_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize(
     "leaves",
-    [pytest.param(False, marks=pytest.mark.full, id="at once"), pytest.param(True, id="after the other has left")],
+    [pytest.param(False, id="at once"), pytest.param(True, marks=pytest.mark.full, id="after the other has left")],
 )
 @pytest.mark.slow
 def test_ranks_that_ask_for_different_things_name_both(leaves: bool, tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ def test_refused_alike_on_every_rank(trial: str, words: tuple[str, ...]) -> None
 # --- measured --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_slowed_rank_is_given_less_and_has_less_to_do() -> None:
     seen = launch(shares_worker.slowed, 2, 2, 4)
     fast, slow = seen

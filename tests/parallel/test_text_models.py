@@ -17,7 +17,7 @@ from tests.samplers.text.checkpoints import CHECKPOINTS, random_weights, write
 
 #: Norms over the width of all heads add up squares in single precision, as transformers does.
 SINGLE = {"olmo2": 1e-6, "olmoe": 1e-6}
-QUICK = ("llama", "qwen3", "phi3", "mixtral", "olmo2", "glm4_moe")
+QUICK = ("llama", "phi3", "mixtral", "glm4_moe")
 
 
 @functools.cache

@@ -20,6 +20,7 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
+@pytest.mark.full
 def test_ranks_of_torchrun_meet() -> None:
     done = torchrun("meet")
     assert done.returncode == 0, done.stderr

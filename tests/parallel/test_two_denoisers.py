@@ -21,6 +21,7 @@ def results() -> Results:
     return launch(worker.run, 2, NAMES)
 
 
+@pytest.mark.full
 def test_the_boundary_cases_are_what_they_are_called(results: Results) -> None:
     called = {name: results[name][0]["calls"] for name in worker.BOUNDARIES}
     assert min(called["both"]) > 0

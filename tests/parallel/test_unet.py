@@ -74,6 +74,7 @@ def convergence() -> dict[tuple[int, float], float]:
     return launch(unet_worker.convergence, 3, 3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", [0, 1])
 def test_a_step_ten_times_smaller_errs_by_the_order(order: int) -> None:
     """Old values err in proportion to the step; extrapolated ones to its square."""

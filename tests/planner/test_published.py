@@ -19,6 +19,7 @@ def of_group(tmp_path: Path, *words: str) -> Path:
     return file
 
 
+@pytest.mark.full
 def test_rows_of_one_source_are_predicted(tmp_path: Path) -> None:
     said = summarise(run(of_group(tmp_path, "CONTEXT_PARALLEL.md", '"compiled": false')))
     assert said["held_out"] == 5

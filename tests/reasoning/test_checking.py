@@ -118,6 +118,7 @@ def test_a_process_that_was_killed_from_outside_is_replaced() -> None:
         assert fresh.check("p - q", "-q + p").right
 
 
+@pytest.mark.full
 def test_long_and_deep_answers_end(checker: MathChecker) -> None:
     assert checker.check("x", "9" * 1_000_000).reason == "longer than 2000 characters"
     deep = ("(" * 1900, r"\frac{" * 300)[: 2 if covering.FULL else 1]

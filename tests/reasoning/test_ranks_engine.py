@@ -121,6 +121,7 @@ def test_ranks_that_die_come_back_once(engine: RanksEngine, plain: list[Completi
         asyncio.run(killed())
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_ranks_that_are_starting_end_with_the_engine(engine: RanksEngine) -> None:
     async def main() -> None:

@@ -54,6 +54,7 @@ def make(page: Page, prompt: str, strategy: str, **fields: int) -> None:
     page.get_by_role("button", name="Make").click()
 
 
+@pytest.mark.full
 def test_a_picture_and_its_twin(page: Page, url: str) -> None:
     make(page, PROMPT, "displaced-patch:warmup_steps=1", Seed=3, Steps=6)
     expect(page.locator("#stage-state")).to_contain_text("done in", timeout=LONG)

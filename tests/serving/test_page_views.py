@@ -75,6 +75,7 @@ def test_a_tile_on_a_phone_shows_its_job_and_old_news_goes(browser: Browser, ser
         expect(notice).to_be_hidden()
 
 
+@pytest.mark.full
 def test_an_operator_sees_the_server(browser: Browser, server: StandIn) -> None:
     replicas = [{"ready": True, "jobs": 2, "memory": 1_500_000_000}]
     model = {"id": "shapes", "kind": "image", "ready": True, "replicas": replicas, "waiting": 3, "running": 2}

@@ -196,6 +196,7 @@ def test_a_cancelled_text_ends_and_a_failed_one_fails_alone(turns: StepTurns) ->
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_model_that_is_not_there_is_named() -> None:
     text = LocalText(TextSpec(name="quartet", model="no-such-model"))
@@ -265,6 +266,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_a_process_ends_with_its_parent_which_loads_no_torch(tmp_path: Any) -> None:
     script = tmp_path / "orphan.py"
     script.write_text(ORPHAN)

@@ -85,6 +85,7 @@ def finished(recipe: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return out
 
 
+@pytest.mark.full
 def test_the_recipe_makes_a_stock_folder_and_scores(finished: Path) -> None:
     folder = finished / "export" / "sums"
     assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors", ".jinja"}

@@ -85,6 +85,7 @@ def test_serial_samples_show_the_facts(pipeline: StableDiffusion3Pipeline) -> No
     assert 0.0 <= result.all_right <= 1.0
 
 
+@pytest.mark.full
 def test_the_unet_is_a_stock_stable_diffusion_pipeline_that_draws() -> None:
     loaded = zoo.load("shapes-unet")
     assert type(loaded) is StableDiffusionPipeline
