@@ -57,20 +57,26 @@ def _planned(options: Planning) -> dict[str, Any]:
         from partsong.planner.plot import draw
 
         draw(subject, machine, Path(options.plot), **asked)
+    return _result(options, machine, source, start, advice, advice.choice.strategy) | {
+        "rows": [_row(row) for row in advice.rows],
+        "paste": paste(name, advice, subject, **asked),
+    }
+
+
+def _result(options: Planning, machine: Any, source: str, start: float, advice: Any, strategy: str) -> dict[str, Any]:
+    """Returns what every plan says, of pictures and of texts."""
     return {
         "command": "plan",
         "model": options.model,
         "devices": f"{machine.ranks}x {machine.device.name}, {machine.link.name}",
         "calibration": source,
         "nproc": machine.ranks,
-        "strategy": advice.choice.strategy,
+        "strategy": strategy,
         "seconds": time.perf_counter() - start,
         "sentence": advice.sentence,
         "serial_seconds": advice.serial.seconds,
         "serial_fits": advice.fits_serial,
-        "rows": [_row(row) for row in advice.rows],
         "refused": [{"strategy": each.strategy, "reason": each.reason} for each in advice.refused],
-        "paste": paste(name, advice, subject, **asked),
         "top": options.top,
     }
 
@@ -93,22 +99,10 @@ def _planned_text(options: Planning, model: Any, start: float) -> dict[str, Any]
     best = advice.choice
     strategy, ranks = ("serial", 1) if best is None else (best.strategy, best.ranks)
     estimates = (*advice.rows, advice.serial) if advice.fits_serial else advice.rows
-    return {
-        "command": "plan",
-        "model": options.model,
-        "devices": f"{machine.ranks}x {machine.device.name}, {machine.link.name}",
-        "calibration": source,
-        "nproc": machine.ranks,
-        "strategy": strategy,
-        "seconds": time.perf_counter() - start,
-        "sentence": advice.sentence,
-        "serial_seconds": advice.serial.seconds,
-        "serial_fits": advice.fits_serial,
+    return _result(options, machine, source, start, advice, strategy) | {
         "prompt_tokens": prompt,
         "rows": [_text_row(each) for each in sorted(estimates, key=lambda each: each.seconds)],
-        "refused": [{"strategy": each.strategy, "reason": each.reason} for each in advice.refused],
         "paste": [] if best is None else paste_text(options.model, strategy, ranks),
-        "top": options.top,
     }
 
 

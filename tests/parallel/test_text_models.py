@@ -86,6 +86,11 @@ def test_generate_with_drafts_writes_the_same(strategy: str) -> None:
     assert all(rank[f"speculated, {strategy}"] for rank in results(2, QUICK))
 
 
+def test_ranks_with_fewer_layers_guess_as_many_tokens() -> None:
+    first, second = (rank["costs"] for rank in results(2, QUICK))
+    assert first == second
+
+
 def test_adapters_on_layers_and_encoders_are_shared_out_too() -> None:
     for rank in results(2, QUICK):
         assert rank["others"]["lora"] <= 1e-10 and rank["others"]["bert"] <= 1e-10

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch.distributed.tensor import DTensor
 from transformers import BertConfig, BertForMaskedLM
 
 from partsong import LayerPipeline, ShardedWeights, TensorParallel, TokenExperts, Ulysses
+from partsong.kernels.speculation import costs
+from partsong.kernels.speculation.registry import drafters_of
 from partsong.ledger import Ledger
 from partsong.parallel import Adapter, Mesh, Strategy, mesh_for, parallelize, predict, predict_memory
 from partsong.parallel.token_experts.placement import measure_placement
 from partsong.samplers.text import SpeculativeDecoder, decode, load_text_model
+from partsong.samplers.text.causal import speculator_of
 from partsong.samplers.text.runner import StockTextModel
 from tests.parallel.ranks import error, gathered, refusal
 from tests.tiny_models.text import causal_model
@@ -176,6 +180,17 @@ def speculated(mesh: Mesh, strategy: Strategy) -> bool:
         return model.generate(IDS, max_new_tokens=NEW, custom_generate=drafted, pad_token_id=0).tolist() == alone
 
 
+def costs_of_guesses(mesh: Mesh) -> tuple[float, ...]:
+    """What guesses cost by this rank, where one rank has more and the other less than a small model."""
+    model = model_of("llama")
+    few = sum(weight.numel() for weight in model.parameters()) // 2
+    with pytest.MonkeyPatch.context() as patch, parallelize(model, LayerPipeline(), mesh=mesh):
+        patch.setattr(costs, "_SMALL", few)
+        stock = load_text_model(model)
+        assert isinstance(stock, StockTextModel)
+        return speculator_of(stock, drafters_of("ngram")).costs
+
+
 @torch.no_grad()
 def others(mesh: Mesh) -> dict[str, float]:
     """Distances of a model with a LoRA under TensorParallel, and of an encoder under ShardedWeights."""
@@ -287,6 +302,8 @@ def run(nproc: int, families: list[str], names: list[str], folder: str) -> list[
                 for rule in RULES:
                     found |= {f"{each}, {rule}, {name}": masked(each, mesh, rule, strategy) for each in MASKED}
                 found[f"speculated, {name}"] = speculated(mesh, strategy)
+            if name == "layers" and nproc == 2:
+                found["costs"] = costs_of_guesses(mesh)
             if name == "experts" and nproc == 2:
                 found["placed"] = placed(mesh, f"{folder}/placement of rank {mesh.rank}.json")
     with Mesh(tensor=nproc) as mesh:

@@ -37,6 +37,7 @@ __all__ = [
     "fused_sum",
     "gather_tokens",
     "halo_exchange",
+    "largest",
     "ring_exchange",
 ]
 
@@ -366,3 +367,8 @@ def gather_tokens(axis: Axis, part: Tensor, sizes: Sequence[int], dim: int, *, n
     whole[start : start + sizes[axis.index]] = moved
     all_gather(axis, whole, sizes, name=name).wait()
     return whole.movedim(0, dim)
+
+
+def largest(axis: Axis, number: int) -> int:
+    """Returns the largest of the ranks' numbers, so that what each decides from it is the same."""
+    return int(max(row[0] for row in agree(axis, [number], name="sizes of the ranks")))

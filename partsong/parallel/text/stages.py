@@ -107,7 +107,9 @@ class TextStages(TextShards):
                 kind = {"dtype": weight.dtype, "device": None if weight.is_meta else weight.device}
                 hooks.put(part, name, nn.Parameter(torch.empty((0, *weight.shape[1:]), **kind), False))
                 self._pieces[part, name] = _NONE
-        vars(layer)["forward"] = partial(_pass_on, number)
+        from transformers.cache_utils import Cache  # whoever has such a model has loaded it
+
+        vars(layer)["forward"] = partial(_pass_on, number, Cache)
         hooks.on_remove(partial(vars(layer).pop, "forward"))
 
     def _refuse_states(self, base: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -158,11 +160,9 @@ class TextStages(TextShards):
         return output
 
 
-def _pass_on(number: int, hidden_states: Tensor, *given: Any, **named: Any) -> Tensor:
-    """Stands in for a layer that another rank runs."""
-    from transformers.cache_utils import Cache
-
-    cache = next((each for each in (*given, *named.values()) if isinstance(each, Cache)), None)
+def _pass_on(number: int, kind: type, hidden_states: Tensor, *given: Any, **named: Any) -> Tensor:
+    """Stands in for a layer that another rank runs; a cache among its arguments counts its tokens."""
+    cache: Any = next((each for each in (*given, *named.values()) if isinstance(each, kind)), None)
     if cache is not None:
         rows, tokens = hidden_states.shape[:2]
         nothing = hidden_states.new_empty(rows, 1, tokens, 0)

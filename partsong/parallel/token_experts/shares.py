@@ -93,7 +93,9 @@ class PlacedTokenExperts(TextShards):
             first = offsets(sizes)[self.axis.index]
             mine = order[first : first + sizes[self.axis.index]]
             for key, weight in [*layer.named_parameters(recurse=False)]:
-                kept = weight.detach()[list(mine)]
+                # Experts that follow each other are a view of the whole.
+                run = range(mine[0], mine[0] + len(mine))
+                kept = weight.detach()[run.start : run.stop] if tuple(run) == mine else weight.detach()[list(mine)]
                 hooks.put(layer, key, nn.Parameter(kept, requires_grad=False))
                 self._pieces[layer, key] = WeightPiece(0, tuple((expert, 1) for expert in mine))
             hooks.put(layer, "num_experts", len(mine))

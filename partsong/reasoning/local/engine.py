@@ -23,6 +23,8 @@ from partsong.kernels.speculation.speculator import Speculator
 from partsong.knobs import Count, Number, Whole, check_knobs, type_hints
 from partsong.parallel import Mesh, Strategy
 from partsong.parallel.loading.text_share import TextShare
+from partsong.parallel.ranks.collectives import largest
+from partsong.parallel.ranks.mesh import AXES
 from partsong.reasoning.calls.call import Completion, Parameters, Request
 from partsong.reasoning.calls.engine import EngineError, Progress
 from partsong.reasoning.calls.thoughts import THINK_TAGS, are_open
@@ -271,10 +273,10 @@ def _lockstep(model: LocalModel) -> Lockstep | None:
     """Returns what keeps the ranks of a shared model alike; None where one rank has all of it."""
     if model.plan is None or model.plan.mesh.world_size == 1:
         return None
-    lockstep = Lockstep(model.plan.mesh)
     # Ranks with more heads or weights than others still keep as many tokens, and guess as many.
-    model.num_weights, model.bytes_per_token = map(lockstep.largest, (model.num_weights, model.bytes_per_token))
-    return lockstep
+    same = functools.partial(largest, model.plan.mesh.on_host(*AXES))
+    model.num_weights, model.bytes_per_token = map(same, (model.num_weights, model.bytes_per_token))
+    return Lockstep(model.plan.mesh)
 
 
 def _begins_in_thoughts(tokenizer: PreTrainedTokenizerBase, request: Request, prompt: Prompt) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.ranks.objects import share_object
 from partsong.reasoning.calls.call import Request
@@ -59,10 +58,6 @@ class Lockstep:
             DistributedError: a rank is gone, or stopped at another point than the others.
         """
         return share_object(self._axis, turn, name="the engine's next turn")
-
-    def largest(self, number: int) -> int:
-        """Returns the largest of the ranks' numbers, so that all of them count alike."""
-        return int(max(row[0] for row in agree(self._axis, [number], name="sizes of the engine")))
 
     def note_failure(self) -> None:
         """Notes that a step failed here: the next turn is only shared if it failed on all ranks alike."""

@@ -25,6 +25,7 @@ from partsong.kernels.speculation.drafter import DrafterKnobs, DraftText
 from partsong.kernels.speculation.match import Match, follow
 from partsong.kernels.speculation.speculator import Speculator
 from partsong.kernels.token_head import TokenNoise
+from partsong.parallel.ranks.collectives import largest
 from partsong.parallel.ranks.later import on_device
 from partsong.samplers.text.causal_reader import CausalReader
 from partsong.samplers.text.draft_reader import DraftReader
@@ -241,6 +242,8 @@ def speculator_of(model: StockTextModel, asked: Sequence[DrafterKnobs]) -> Specu
         return Speculator()
     processor = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else None
     num_weights = sum(weight.numel() for weight in model.module.parameters())
+    if model.head.shard is not None:  # ranks with fewer weights than others still guess as many tokens
+        num_weights = largest(model.head.shard.axis, num_weights)
     drafters = tuple(knobs.build(model, None) for knobs in asked)
     for knobs, drafter in zip(asked, drafters, strict=True):
         if drafter.masks:
