@@ -18,9 +18,10 @@ from diffusers import (
 from partsong import Mesh, StepCache
 from partsong.errors import UnsupportedError
 from partsong.parallel import ADAPTERS, parallelize
+from partsong.parallel.cuts.token_grid import token_grid
+from partsong.parallel.hooks.known_values import KnownValues
 from partsong.parallel.hooks.noise_levels import noise_ratios
 from partsong.parallel.step_cache.spectrum import gains, tokens_to_channels
-from partsong.parallel.step_cache.token_grid import token_grid
 from tests.parallel.families import FAMILIES
 from tests.parallel.pipelines import PIPES
 
@@ -128,26 +129,29 @@ def test_tokens_lie_on_the_grid_that_a_call_names() -> None:
         for name, kind in (("Flux", "2D"), ("LTXVideo", "3D"), ("QwenImage", "2D"), ("CogVideoX", "3D"))
     )
     packed = {"hidden_states": torch.zeros(1, 6, 4)}
-    assert token_grid(flux, {}, packed | {"img_ids": ids(*picture)}, 6) == (1, 2, 3)
+
+    def read(adapter: Any, named: dict[str, Any], config: Any = None) -> Any:
+        return token_grid(adapter, config or {}, packed | named, KnownValues())
+
+    assert read(flux, {"img_ids": ids(*picture)}) == ((1, 2, 3), 6)
     beside = [(1, row, column) for row in range(2) for column in range(2)]
-    assert token_grid(flux, {}, packed | {"img_ids": ids(*picture, *beside)}, 10) == (1, 2, 3)
-    assert token_grid(qwen, {}, packed | {"img_shapes": [[(1, 2, 3), (1, 4, 4)]]}, 22) == (1, 2, 3)
+    assert read(flux, {"img_ids": ids(*picture, *beside)}) == ((1, 2, 3), 10)
+    assert read(qwen, {"img_shapes": [[(1, 2, 3), (1, 4, 4)]]}) == ((1, 2, 3), 22)
     sides = {"num_frames": 3, "height": 2, "width": 5}
-    assert token_grid(ltx, {}, packed | sides, 30) == (3, 2, 5)
-    frames = {"hidden_states": torch.zeros(1, 3, 4, 8, 6)}
-    assert token_grid(video, {"patch_size": 2, "patch_size_t": None}, frames, 36) == (3, 4, 3)
-    refused: list[tuple[Any, dict[str, Any], int]] = [
-        (flux, packed | {"img_ids": ids(*reversed(picture))}, 6),
-        (flux, packed | {"img_ids": ids(*picture[:5])}, 5),
-        (flux, packed, 6),
-        (flux, packed | {"img_ids": ids(*picture)}, 8),
-        (ltx, packed | sides | {"width": None}, 30),
-        (ltx, packed | sides, 31),
-        (video, frames, 36),
+    assert read(ltx, sides) == ((3, 2, 5), 30)
+    frames, patches = {"hidden_states": torch.zeros(1, 3, 4, 8, 6)}, {"patch_size": 2, "patch_size_t": None}
+    assert read(video, frames, patches) == ((3, 4, 3), 36)
+    refused: list[tuple[Any, dict[str, Any], str]] = [
+        (flux, {"img_ids": ids(*reversed(picture))}, "row after row"),
+        (flux, {"img_ids": ids(*picture[:5])}, "row after row"),
+        (flux, {}, "row after row"),
+        (ltx, sides | {"width": None}, "row after row"),
+        (video, {"hidden_states": torch.zeros(1, 3, 4, 7, 6)}, "no whole number of patches"),
+        (ADAPTERS["SanaTransformer2DModel"], {}, "does not say how its tokens lie"),
     ]
-    for adapter, named, tokens in refused:
-        with pytest.raises(UnsupportedError, match="are no whole grid"):
-            token_grid(adapter, {}, named, tokens)
+    for adapter, named, why in refused:
+        with pytest.raises(UnsupportedError, match=why):
+            read(adapter, named, patches)
 
 
 def test_what_has_no_spectrum_is_refused() -> None:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.cuts.overlaps import even_starts
+from partsong.parallel.cuts.token_grid import Lengths
 
-__all__ = ["DIMS", "LatentCut", "Lengths", "NAMES", "PartRules"]
+__all__ = ["DIMS", "LatentCut", "NAMES", "PartRules"]
 
-#: Frames, rows and columns of a latent, in patches.
-Lengths = tuple[int, int, int]
 #: What these are called.
 NAMES = ("frames", "rows", "columns")
 #: The dimensions that a knob names.

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from partsong.parallel.cuts.overlaps import blend, ramps
+from partsong.parallel.cuts.token_grid import Lengths
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, kept_arguments, signature_of
 from partsong.parallel.hooks.samples import sample_of
-from partsong.parallel.latent_parallel.layout import NAMES, LatentCut, Lengths, PartRules
+from partsong.parallel.latent_parallel.layout import NAMES, LatentCut, PartRules
 from partsong.parallel.ranks.collectives import all_gather
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes

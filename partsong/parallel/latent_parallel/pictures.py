@@ -10,9 +10,10 @@ from torch.utils._pytree import tree_map
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
+from partsong.parallel.cuts.token_grid import Lengths
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.hooks.samples import map_sample, sample_of
-from partsong.parallel.latent_parallel.layout import LatentCut, Lengths
+from partsong.parallel.latent_parallel.layout import LatentCut
 from partsong.parallel.latent_parallel.parts import PartView
 
 __all__ = ["PartPictures"]

@@ -14,10 +14,11 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split
 from partsong.parallel.adapters.row import IMAGE
 from partsong.parallel.cuts.token_cuts import TokenCuts
+from partsong.parallel.cuts.token_grid import Lengths, patch_of, token_grid
 from partsong.parallel.hooks.known_values import KnownValues
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, signature_of
 from partsong.parallel.hooks.samples import map_sample, sample_of
-from partsong.parallel.latent_parallel.layout import LatentCut, Lengths
+from partsong.parallel.latent_parallel.layout import LatentCut
 from partsong.parallel.latent_parallel.parts import PartView
 from partsong.parallel.ranks.mesh import Axis
 
@@ -41,6 +42,7 @@ class PartTokens(TokenCuts, PartView):
     def __init__(self, module: nn.Module, adapter: Adapter, axis: Axis, context: int | None) -> None:
         super().__init__(module, adapter, axis)
         self.context = context
+        self._config: Any = module.config
         self._lengths: Lengths = (1, 1, 1)
         self._places: tuple[Tensor, Tensor] | None = None  # of the part's tokens: on the device, and on the host
         self._known: dict[Any, tuple[Tensor, Tensor]] = {}
@@ -62,52 +64,14 @@ class PartTokens(TokenCuts, PartView):
         """Returns how many frames, rows and columns of patches a call's latent has."""
         grid, sample = self.adapter.grid, named[self.adapter.sample]
         assert grid is not None
-        if grid.dims:
-            sizes = [sample.shape[dim] for dim in grid.dims]
-            patches = self._patches[-len(sizes) :]
-            if any(size % patch for size, patch in zip(sizes, patches, strict=True)):
-                raise UnsupportedError(
-                    f"{self.adapter.model}: latents of {' x '.join(map(str, sizes))} are no whole number of patches of "
-                    f"{' x '.join(map(str, patches))}"
-                )
-            counts = [size // patch for size, patch in zip(sizes, patches, strict=True)]
-            self._lengths = (1, counts[0], counts[1]) if len(counts) == 2 else (counts[0], counts[1], counts[2])
-        else:
-            self._lengths = self._told(named, sample.shape[1])
-            if math.prod(self._lengths) != sample.shape[1]:
-                raise UnsupportedError(
-                    f"{self.adapter.model}: {sample.shape[1]} tokens are not those of one picture of "
-                    f"{' x '.join(map(str, self._lengths))}: there are others among them, such as pictures to go by, "
-                    "which no part would see whole; use Ulysses"
-                )
+        self._lengths, _ = token_grid(self.adapter, self._config, named, self._counts)
+        if not grid.dims and math.prod(self._lengths) != sample.shape[1]:
+            raise UnsupportedError(
+                f"{self.adapter.model}: {sample.shape[1]} tokens are not those of one picture of "
+                f"{' x '.join(map(str, self._lengths))}: there are others among them, such as pictures to go by, "
+                "which no part would see whole; use Ulysses"
+            )
         return self._lengths
-
-    @property
-    def _patches(self) -> Lengths:
-        """Returns the frames, rows and columns of the latent in a patch."""
-        config: Any = self.module.config
-        size, frames = config["patch_size"], self.adapter.frames
-        rows, columns = size[-2:] if isinstance(size, list | tuple) else (size, size)
-        time = 1 if frames is None or frames.patch is None else config[frames.patch]
-        return (time[0] if isinstance(time, list | tuple) else time) or 1, rows, columns
-
-    def _told(self, named: Mapping[str, Any], tokens: int) -> Lengths:
-        """Returns frames, rows and columns of tokens where an argument tells them."""
-        grid = self.adapter.grid
-        assert grid is not None
-        if grid.sides:
-            frames, rows, columns = (int(named[side]) for side in grid.sides)
-            return frames, rows, columns
-        if grid.shapes is not None:
-            first: Any = named[grid.shapes][0]
-            frames, rows, columns = first if isinstance(first[0], int) else first[0]
-            return frames, rows, columns
-        assert grid.positions is not None
-        positions: Tensor = named[grid.positions]
-        if positions.is_meta:  # with shapes only, the picture is assumed to be the squarest
-            side = next(side for side in range(math.isqrt(tokens), 0, -1) if tokens % side == 0)
-            return 1, side, tokens // side
-        return self._counts.of(_rows_and_columns, positions)
 
     def run(self, forward: Callable[..., Any], named: dict[str, Any], cut: LatentCut, number: int) -> Any:
         """Runs the model on the tokens of one part."""
@@ -143,7 +107,7 @@ class PartTokens(TokenCuts, PartView):
         grid = self.adapter.grid
         assert grid is not None
         if grid.dims:
-            return grid.dims[cut.dim - 3], self._patches[cut.dim]
+            return grid.dims[cut.dim - 3], patch_of(self.adapter, self._config)[cut.dim]
         return cut.dim + 1, 1
 
     def returned(self, output: Any, whole: Tensor) -> Any:
@@ -204,16 +168,3 @@ class PartTokens(TokenCuts, PartView):
             if mask.shape[dim] == picture + text:
                 mask = mask.index_select(dim, kept)
         named["attention_mask"] = mask
-
-
-def _rows_and_columns(positions: Tensor) -> Lengths:
-    """Reads the number of rows and columns from the positions of all tokens, which must come row after row."""
-    places = positions.reshape(-1, *positions.shape[-2:])[0, :, 1:3]
-    first = places.amin(dim=0)
-    rows, columns = (int(count) for count in (places.amax(dim=0) - first + 1).tolist())
-    if rows * columns == len(places):
-        numbers = torch.arange(len(places), device=places.device)
-        expected = torch.stack([numbers // columns, numbers % columns], dim=1)
-        if not torch.equal((places - first).long(), expected):
-            raise UnsupportedError("tokens do not come row after row, so they cannot be cut into parts; use Ulysses")
-    return 1, rows, columns

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters.row import IMAGE
+from partsong.parallel.cuts.token_grid import Lengths, token_grid
 from partsong.parallel.cuts.tokens import SequenceParallel
+from partsong.parallel.hooks.known_values import KnownValues
 from partsong.parallel.ranks.collectives import all_to_all
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.parallel.step_cache.measures import compared
-from partsong.parallel.step_cache.token_grid import Grid, no_grid, token_grid
 from partsong.parallel.strategy import Site
 
 __all__ = ["Spectrum", "SpectrumBytes", "filtered", "gains", "tokens_to_channels"]
@@ -43,7 +45,8 @@ class Spectrum:
     def __init__(self, denoiser: Site, samples: int) -> None:
         self.denoiser, self.samples = denoiser, samples
         self._steps = (-1, -1)
-        self._grid: Grid | None = None
+        self._grid: Lengths | None = None
+        self._known = KnownValues()
         if denoiser.clock.noise_ratio(denoiser.clock.step) is None and not denoiser.shared.dry:
             raise UnsupportedError(
                 f'StepCache(measure="spectral") on {denoiser.adapter.model}: no scheduler says how much of a step\'s '
@@ -68,12 +71,21 @@ class Spectrum:
             sizes = site.cut.shard_sizes((IMAGE,))
             own, least = sizes[site.cut.axis.index], min(site.adapter.least_tokens, sum(sizes))
             if seen.shape[1] != max(own, least):  # there are words among them, here and on all ranks
-                raise no_grid(site.adapter, seen.shape[1])
+                raise self._no_grid(seen.shape[1])
             seen = tokens_to_channels(site.cut.axis, seen[:, :own], sizes)
         if self._grid is None:
-            self._grid = token_grid(site.adapter, site.module.config, site.given, seen.shape[1])  # type: ignore[arg-type]
+            config: Any = site.module.config
+            self._grid, total = token_grid(site.adapter, config, site.given, self._known)
+            if total != seen.shape[1]:
+                raise self._no_grid(seen.shape[1])
         self._steps = self._steps[1], site.clock.step
         return seen[:, : math.prod(self._grid)].transpose(1, 2).unflatten(2, self._grid)
+
+    def _no_grid(self, tokens: int) -> UnsupportedError:
+        return UnsupportedError(
+            f'StepCache(measure="spectral") on {self.denoiser.adapter.model}: its {tokens} tokens are not those of the '
+            'pictures that the call names, so they have no spectrum; use measure="first_block"'
+        )
 
     def compared(self, now: Tensor, before: Tensor) -> Callable[[], list[float]]:
         """Begins to compare the last two steps that were taken; the result is the same on all ranks."""
@@ -157,7 +169,7 @@ def filtered(x: Tensor, noise: float) -> Tensor:
     )
 
 
-def gains(grid: Grid, noise: float, like: Tensor) -> Tensor:
+def gains(grid: Lengths, noise: float, like: Tensor) -> Tensor:
     """Returns the filter's gain at every frequency, `[F, H, W]`, with a mean of 1.
 
     Signal of a power-law spectrum S(f) = |f|^-b beside white noise of size r is estimated best, in the least squares,
