@@ -39,7 +39,7 @@ def flux() -> tuple[Any, dict[str, Any]]:
         "encoder_hidden_states": torch.randn(2, text, width),
         "pooled_projections": torch.randn(2, width),
         "timestep": torch.full((2,), 0.5),
-        "img_ids": torch.randn(tokens, 3),
+        "img_ids": torch.cartesian_prod(torch.zeros(1), torch.arange(16.0), torch.arange(tokens / 16)),
         "txt_ids": torch.zeros(text, 3),
     }
     return model.eval(), named

@@ -54,7 +54,7 @@ def _painted(samples: int) -> dict[str, Any]:
 
 
 _KEPT = dict.fromkeys(
-    ("Ulysses", "Ring", "SyncPatch", "DisplacedPatch", "PartialPatch", "TokenRing", "Usp"),
+    ("Ulysses", "Ring", "SyncPatch", "DisplacedPatch", "PartialPatch", "TokenRing", "Usp", "LatentParallel"),
     "it keeps keys and values of reference tokens by position",
 )
 
