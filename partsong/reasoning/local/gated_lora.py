@@ -7,7 +7,7 @@ model itself, whatever masks hold (gated LoRA, arXiv 2507.11851, section 3.2). T
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,11 +134,15 @@ class GatedLora(nn.Module):
         model.get_input_embeddings().register_forward_hook(self._embed)
         for name, each in layers.items() if self.rank else ():
             parent, _, last = name.rpartition(".")
-            setattr(decoder.get_submodule(parent), last, GatedLinear(each, self, name))
+            setattr(decoder.get_submodule(parent), last, GatedLinear(each, self, _named(name, each)))
 
     def _check(self, model: PreTrainedModel) -> dict[str, nn.Module]:
         layers: dict[str, Any] = dict(linear_layers(model))
-        sizes = {name: (each.in_features, each.out_features) for name, each in layers.items()}
+        sizes = {
+            part: (each.in_features, outputs)
+            for name, each in layers.items()
+            for part, outputs in _named(name, each).items()
+        }
         if self.rank and sizes != self.sizes:
             name = min(n for n in {**sizes, **self.sizes} if sizes.get(n) != self.sizes.get(n))
             raise ArgumentError(
@@ -171,24 +175,33 @@ class GatedLora(nn.Module):
         return add
 
 
+def _named(name: str, layer: Any) -> dict[str, int]:
+    """Names the layers that a layer computes, with their outputs: itself, or those that were joined in it."""
+    parts: dict[str, int] = getattr(layer, "parts", None) or {name.rpartition(".")[2]: layer.out_features}
+    return {f"{name.rpartition('.')[0]}.{part}": outputs for part, outputs in parts.items()}
+
+
 class GatedLinear(nn.Module):
     """Computes a linear layer and the change that masks see.
 
     Args:
         inner: the layer.
         lora: the changes, which know what rows are masks.
-        name: the layer's name among them.
+        names: the layer's name among them, or several where it computes several, in the order of its outputs.
     """
 
-    def __init__(self, inner: nn.Module, lora: GatedLora, name: str) -> None:
+    def __init__(self, inner: Any, lora: GatedLora, names: Iterable[str]) -> None:
         super().__init__()
-        key = name.replace(".", "/")
+        keys = [name.replace(".", "/") for name in names]
         self.inner = inner
         # Called directly: it has no hooks, and even looking for them shows in the times of a small model.
         self._multiply = inner.forward
-        self.in_features, self.out_features = lora.sizes[name]
+        self.in_features, self.out_features = inner.in_features, inner.out_features
+        # Each part has columns of its own between the two products.
+        down = torch.cat([lora.down[key].detach().T for key in keys], dim=1)
+        up = torch.block_diag(*(lora.up[key].detach().T * (lora.alpha / lora.rank) for key in keys))
         # Plain attributes, not modules or parameters: the model must not own the head's parts.
-        self._of = (lora, lora.down[key].detach().T, lora.up[key].detach().T * (lora.alpha / lora.rank))
+        self._of = (lora, down, up)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[1, tokens, in_features]` to `[1, tokens, out_features]`."""

@@ -20,6 +20,7 @@ from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.kernels.key_reuse import why_keys_cannot_be_kept
 from partsong.parallel.loading.text_share import TextShare
 from partsong.parallel.text.shard import shard_of
+from partsong.reasoning.local.fused_decoder import fuse_decoder
 from partsong.reasoning.local.gated_lora import GatedLora
 from partsong.reasoning.local.packed_linear import can_pack, least_rows, pack_linears
 from partsong.reasoning.local.quantized_linear import Weights, quantize_linears
@@ -90,7 +91,7 @@ class LocalModel:
         self._watched, self._layers = False, tuple[int, ...]()
         self._states: Tensor | None = None
         self.quantized = 0 if weights is None else quantize_linears(self._module, weights)
-        self.packed = self._pack(pack, share)
+        self.packed = self._pack(pack, owned, share)
         self._least_rows = least_rows() if self.packed else 1
         self._head = self._module.get_output_embeddings()
         self._thoughts = thoughts
@@ -137,14 +138,20 @@ class LocalModel:
         self._leave = weakref.finalize(self, _unregister)
         self._leave.atexit = False
 
-    def _pack(self, pack: bool | None, share: TextShare | None) -> int:
+    def _pack(self, pack: bool | None, owned: bool, share: TextShare | None) -> int:
         able, why = can_pack(self._embedding)
-        if share is not None and share.reads_shares and not share.cuts_columns:
+        comes_and_goes = share is not None and share.reads_shares and not share.cuts_columns
+        if comes_and_goes:
             able, why = False, "the weights of a block come and go with ShardedWeights"
         if pack and not able:
             raise ArgumentError(f"pack=True, but {why}; use pack=False or None")
+        packs = able and pack is not False
+        # Else the joined weights would be there twice. In float64 models are compared with those of transformers, whose
+        # norms are of float32 all the same.
+        if packs or (owned and not comes_and_goes and self.dtype != torch.float64):
+            fuse_decoder(self._module.get_decoder())
         # A plan's hooks add up outputs, and read no weights.
-        return pack_linears(self._module, hooked=share is not None) if able and pack is not False else 0
+        return pack_linears(self._module, hooked=share is not None) if packs else 0
 
     @property
     def module(self) -> PreTrainedModel:

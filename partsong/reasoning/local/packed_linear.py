@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PackedLinear", "can_pack", "least_rows", "pack_linears"]
+__all__ = ["JoinedLinear", "PackedLinear", "can_pack", "is_plain", "least_rows", "pack_linears"]
 
 #: Rows the packing is made for; it serves any number.
 _ROWS = 8
@@ -95,10 +95,45 @@ class PackedLinear(nn.Module):
         self.packed: Any = pack(linear.weight.detach(), _ROWS)
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.parts: dict[str, int] | None = getattr(linear, "parts", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., in_features]` to `[..., out_features]`."""
         return self._multiply(x, self.packed, self.bias, "none", [], "")
+
+
+class JoinedLinear(nn.Linear):
+    """Computes several linear layers of one input as one product.
+
+    Args:
+        linears: the layers by name. They are not changed.
+
+    Attributes:
+        parts: their names, each with its number of outputs, in the order of the outputs.
+    """
+
+    def __init__(self, linears: dict[str, nn.Linear]) -> None:
+        each, *_ = layers = list(linears.values())
+        sizes = {name: layer.out_features for name, layer in linears.items()}
+        super().__init__(each.in_features, sum(sizes.values()), bias=each.bias is not None, device="meta")
+        self.parts = sizes
+        for name in ("weight", "bias") if self.bias is not None else ("weight",):
+            joined = torch.cat([getattr(layer, name).detach() for layer in layers])
+            setattr(self, name, nn.Parameter(joined, requires_grad=False))
+
+
+def is_plain(module: nn.Module, *, hooked: bool = False) -> TypeGuard[nn.Linear]:
+    """Says whether a module is a linear layer with weights and nothing of its own.
+
+    Args:
+        module: any module.
+        hooked: lets it have hooks.
+    """
+    if (
+        type(module) not in (nn.Linear, JoinedLinear) or not cast("nn.Linear", module).weight.numel()
+    ):  # other ranks run it
+        return False
+    return hooked or not (module._forward_hooks or module._forward_pre_hooks)
 
 
 def pack_linears(module: nn.Module, *, hooked: bool = False) -> int:
@@ -116,16 +151,10 @@ def pack_linears(module: nn.Module, *, hooked: bool = False) -> int:
     count = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear or not child.weight.numel():  # other ranks run it
-                continue
-            if (hooked or not _hooked(child)) and can_pack(child.weight)[0]:
+            if is_plain(child, hooked=hooked) and can_pack(child.weight)[0]:
                 packed = PackedLinear(child)
                 for kind in _HOOKS:
                     setattr(packed, kind, getattr(child, kind))
                 setattr(parent, name, packed)
                 count += 1
     return count
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)

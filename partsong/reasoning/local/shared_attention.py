@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from partsong.kernels import Causal, Segment, attention
@@ -115,18 +117,21 @@ class AttentionStep:
             torch.arange(self.num_rows, device=device),
         )
         self._hidden: Tensor | None = None
+        self._added: Tensor | None = None
         #: Index of each token among `_most` tokens of every row; None if all rows have as many.
         self._padded: Tensor | None = None
+        #: Where keys of the tokens are written in a layer of the store. One slot for all is found without an index.
+        self._where: Any = (slice(0, self.num_rows), slice(None), lengths[0] if self.num_rows else 0)
         if self._most == 1:
-            self._slots, self._rows = slots, rows
             if len(set(lengths)) > 1:
+                self._where = (rows, slice(None), slots)
                 self._hidden = (torch.arange(self._longest, device=device) > slots[:, None])[:, None, None]
             return
         node = torch.cat([torch.arange(count) for count in counts]).to(device)
-        self._rows = rows.repeat_interleave(torch.tensor(counts, device=device))
-        self._slots = slots[self._rows] + node
+        rows = rows.repeat_interleave(torch.tensor(counts, device=device))
+        self._where = (rows, slice(None), slots[rows] + node)
         if min(counts) < self._most:
-            self._padded = self._rows * self._most + node
+            self._padded = rows * self._most + node
         self._hidden = _hidden_of(lengths, parents, self._most, self._longest).to(device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -145,8 +150,8 @@ class AttentionStep:
         count = self.num_tokens
         # Every key is written before any is read: a chunk may continue one of the same step.
         if count:
-            self.store.keys[layer][self._rows, :, self._slots] = key[0, :, :count].transpose(0, 1)
-            self.store.values[layer][self._rows, :, self._slots] = value[0, :, :count].transpose(0, 1)
+            self.store.keys[layer][self._where] = key[0, :, :count].transpose(0, 1)
+            self.store.values[layer][self._where] = value[0, :, :count].transpose(0, 1)
         for chunk in self.chunks:
             here, there = _span(chunk.place, chunk.count), _span(chunk.first, chunk.count)
             assert chunk.node.keys is not None and chunk.node.values is not None
@@ -160,9 +165,15 @@ class AttentionStep:
 
     def _rows_attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
         """Lets queries of rows, `[tokens, heads, head_dim]`, attend to their chains and to their rows' own tokens."""
-        keys, values = self.store.keys[layer], self.store.values[layer]
-        rows, heads, longest, width = self.num_rows, keys.shape[1], self._longest, self.branches.width
-        split = self._by_rows(query * scale, heads)
+        keys, values = (
+            x[: self.num_rows, :, : self._longest] for x in (self.store.keys[layer], self.store.values[layer])
+        )
+        split = self._by_rows(query, keys.shape[1])
+        if not self.branches.width:
+            out = F.scaled_dot_product_attention(split, keys, values, self._bias(split), scale=scale)
+            return self._by_tokens(out)
+        longest, width = self._longest, self.branches.width
+        split = split * scale
         scores = split.new_empty(*split.shape[:3], width + longest)
         if self.branches.ragged:
             scores[..., :width] = -math.inf
@@ -170,9 +181,10 @@ class AttentionStep:
             assert node.keys is not None
             part = torch.bmm(_by_head(split[which]), node.keys[layer].transpose(1, 2))
             scores[which, :, :, where] = _by_row(part, split.shape[2])
-        own_keys, own_values = (x[:rows].reshape(-1, *x.shape[2:])[:, :longest] for x in (keys, values))
+        own_keys, own_values = (x.flatten(0, 1) for x in (keys, values))
         own = torch.bmm(split.reshape(-1, *split.shape[2:]), own_keys.transpose(1, 2)).view(*split.shape[:3], longest)
-        scores[..., width:] = own if self._hidden is None else self._hide(own)
+        bias = self._bias(split)
+        scores[..., width:] = own if bias is None else own + bias
         weights = scores.softmax(dim=-1)
         out = torch.bmm(weights[..., width:].reshape(-1, split.shape[2], longest), own_values).view(split.shape)
         for node, where, which in self.branches.parts:
@@ -182,11 +194,13 @@ class AttentionStep:
             out[which] += _by_row(read, split.shape[2])
         return self._by_tokens(out)
 
-    def _hide(self, scores: Tensor) -> Tensor:
-        """Takes keys out of scores `[rows, kv_heads, tokens * group, slots]`, in place."""
-        assert self._hidden is not None
-        apart = scores.view(*scores.shape[:2], self._most, -1, scores.shape[3])
-        return apart.masked_fill_(self._hidden[..., None, :], -math.inf).view_as(scores)
+    def _bias(self, split: Tensor) -> Tensor | None:
+        """Returns what is added to scores `[rows, kv_heads, tokens * group, slots]`: it takes keys out of them."""
+        if self._hidden is not None and self._added is None:
+            group = split.shape[2] // self._most
+            hidden = self._hidden.repeat_interleave(group, dim=2)
+            self._added = split.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
+        return self._added
 
     def _by_rows(self, query: Tensor, heads: int) -> Tensor:
         """Turns `[tokens, heads, head_dim]` into `[rows, kv_heads, tokens * group, head_dim]`."""
