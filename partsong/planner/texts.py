@@ -18,12 +18,22 @@ from partsong.planner.clock import replay
 from partsong.planner.hardware import Machine
 from partsong.planner.memory import fits
 from partsong.planner.trace import CallTrace, Recorder
-from partsong.samplers.registry import LayerPipeline, ShardedWeights, TensorParallel, TokenExperts, strategies
+from partsong.samplers.registry import (
+    ContextParallel,
+    LayerPipeline,
+    ShardedWeights,
+    TensorParallel,
+    TokenExperts,
+    strategies,
+)
 
 __all__ = ["TextAdvice", "TextEstimate", "plan_texts"]
 
 #: What the ranks of a language model may share.
-_SHARING: tuple[Strategy, ...] = (TensorParallel(), LayerPipeline(), TokenExperts(), ShardedWeights())
+_SHARING: tuple[Strategy, ...] = (
+    *(TensorParallel(), LayerPipeline(), TokenExperts(), ShardedWeights()),
+    ContextParallel(),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 from partsong.knobs import kebab, parse_knobs
 from partsong.parallel.cfg_parallel import CfgParallel as CfgParallel
 from partsong.parallel.clip.strategy import ClipParallel as ClipParallel
+from partsong.parallel.context_parallel import ContextParallel as ContextParallel
 from partsong.parallel.data_parallel import DataParallel as DataParallel
 from partsong.parallel.dynamic_sequence import DynamicSequence as DynamicSequence
 from partsong.parallel.encode_once import EncodeOnce as EncodeOnce
@@ -80,6 +81,7 @@ BUILT_IN = (
     StrategyRow(ShardedWeights),
     StrategyRow(LayerPipeline),
     StrategyRow(TokenExperts),
+    StrategyRow(ContextParallel),
     StrategyRow(PatchPipeline, loop=patch_pipeline, planned=True),
     StrategyRow(LaggedLayers, planned=True),
     StrategyRow(LatentParallel),

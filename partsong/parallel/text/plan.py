@@ -20,7 +20,7 @@ from partsong.parallel.text.shard import shard_of
 
 __all__ = ["TextPlan", "is_text_model"]
 
-_KNOWN = "TensorParallel, ShardedWeights, LayerPipeline or TokenExperts"
+_KNOWN = "TensorParallel, ShardedWeights, LayerPipeline, TokenExperts or ContextParallel"
 #: Models whose encoder and decoder, with weights in common, are called by themselves.
 _IN_PARTS = ("diffusion_gemma",)
 #: What the ranks compare. Masks follow from it, and have a number for each pair of tokens.
@@ -44,7 +44,7 @@ class TextPlan(Attached):
 
     Args:
         model: of transformers, with a head over a vocabulary.
-        strategies: `TensorParallel`, `ShardedWeights`, `LayerPipeline` or `TokenExperts`.
+        strategies: `TensorParallel`, `ShardedWeights`, `LayerPipeline`, `TokenExperts` or `ContextParallel`.
         mesh: the ranks.
         owns_mesh: whether `undo` closes the mesh.
 
@@ -96,9 +96,10 @@ class TextPlan(Attached):
             raise UnsupportedError(
                 f"{type(strategy).__name__} does not run on a language model ({name}); these do: {_KNOWN}"
             )
-        self.shards.attach(self._hooks)
+        # What ranks compare are the tokens of the call, before a strategy cuts them.
         hook = self.target.base_model.register_forward_pre_hook(self._begin, with_kwargs=True)
         self._hooks.on_remove(hook.remove)
+        self.shards.attach(self._hooks)
 
     def _begin(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         assert self.shards is not None, "it was attached with them"

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.kernels.key_reuse import why_keys_cannot_be_kept
+from partsong.parallel.context_parallel import ContextParallel
 from partsong.parallel.loading.text_share import TextShare
 from partsong.parallel.text.shard import shard_of
 from partsong.reasoning.local.fused_decoder import fuse_decoder
@@ -350,6 +351,11 @@ def _check(module: object, share: TextShare | None, weights: Weights | None) -> 
         raise UnsupportedError(why)
     if share is None and shard_of(module) is not None:
         raise UnsupportedError("this model is under a plan: undo it, and give LocalEngine the strategies and the mesh")
+    if share is not None and any(isinstance(each, ContextParallel) for each in share.strategies):
+        raise UnsupportedError(
+            "ContextParallel cuts the tokens of a prompt, and LocalEngine computes several texts in one row; use "
+            "TensorParallel, or `decode`"
+        )
     if share is not None and share.reads_shares and weights is not None:
         raise UnsupportedError(
             f"weights={weights!r} rounds whole rows of a weight, and a rank has a part of them; leave weights out, or "
