@@ -63,7 +63,7 @@ def _controlled(samples: int) -> dict[str, Any]:
 
 
 _MASKED = dict.fromkeys(
-    ("Ulysses", "Ring", "SyncPatch", "DisplacedPatch", "PartialPatch", "TokenRing", "Usp"),
+    ("Ulysses", "LatentParallel", "Ring", "SyncPatch", "DisplacedPatch", "PartialPatch", "TokenRing", "Usp"),
     "masks every pair of picture",
 )
 
