@@ -255,6 +255,9 @@ class Coder(Protocol):
 class TextShards(Protocol):
     """Describes the shares of a language model's weights that ranks hold; implementations inherit its defaults."""
 
+    #: Whether an encoder and a decoder may have the shared weights in common.
+    takes_several_stacks: bool = False
+
     def attach(self, hooks: HookSet) -> None:
         """Leaves this rank's shares in the layers."""
         ...

@@ -66,7 +66,7 @@ def padded(model: Any, ids: Tensor) -> Tensor:
 def sent(call: Any) -> int:
     with Ledger() as ledger:
         call()
-    return ledger.summary()["bytes_sent"]
+    return int(ledger.summary()["bytes_sent"])
 
 
 @torch.no_grad()

@@ -96,6 +96,14 @@ def test_adapters_on_layers_and_encoders_are_shared_out_too() -> None:
         assert rank["others"]["lora"] <= 1e-10 and rank["others"]["bert"] <= 1e-10
 
 
+def test_an_encoder_and_a_decoder_have_their_shares_in_common() -> None:
+    for rank in results(2, QUICK):
+        case = rank["in two stacks"]
+        assert case["error"] <= 1e-6 and case["after"] == 0.0  # norms and routers are of single precision
+        assert case["same"] and case["sent"] == case["predicted"]
+        assert case["share"] <= 0.6
+
+
 def test_what_cannot_be_shared_out_is_refused_on_all_ranks() -> None:
     for rank in results(2, QUICK):
         said = rank["refused"]
@@ -106,6 +114,7 @@ def test_what_cannot_be_shared_out_is_refused_on_all_ranks() -> None:
         assert "called for a gradient of its weights" in said["gradients"]
         assert "leave it out with a language model" in said["adapter"]
         assert "rank 1 was given another call of the model than rank 0" in said["other tokens"]
+        assert "its encoder and decoder are called by themselves" in said["two stacks"]
         assert "no plan that says how its layers follow each other" in said["no plan for stages"]
         assert "1 blocks of LlamaForCausalLM cannot be 2 stages; use at most 1" in said["too few layers"]
         assert "layers=(2, 2) are 2 stages of 4 blocks; LlamaForCausalLM has 3 blocks" in said["other layers"]

@@ -20,6 +20,7 @@ from partsong.samplers.text import SpeculativeDecoder, decode, load_text_model
 from partsong.samplers.text.causal import speculator_of
 from partsong.samplers.text.runner import StockTextModel
 from tests.parallel.ranks import error, gathered, refusal
+from tests.tiny_models.diffusion_gemma import CANVAS, diffusion_gemma
 from tests.tiny_models.text import causal_model
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
@@ -212,10 +213,37 @@ def others(mesh: Mesh) -> dict[str, float]:
     return found
 
 
+@torch.no_grad()
+def in_two_stacks(mesh: Mesh) -> dict[str, Any]:
+    """Compares DiffusionGemma, whose encoder and decoder have their weights in common, under TensorParallel."""
+    model, prompts = diffusion_gemma(num_global_key_value_heads=2), [IDS[0].tolist(), [3, 4]]
+    encoder: Any = model.get_submodule("model.encoder.language_model")
+
+    def states() -> tuple[torch.Tensor, torch.Tensor]:
+        canvas = model(input_ids=IDS[:1], decoder_input_ids=IDS[:1, :CANVAS]).logits
+        return encoder(input_ids=IDS[:1]).last_hidden_state, canvas
+
+    def canvases() -> list[Any]:
+        options: dict[str, Any] = {"max_new_tokens": 2 * CANVAS, "rule": "renoise:max_steps=3"}
+        return [decode(model, prompts, seed=seed, **options).tokens for seed in (2, 3)]
+
+    want, alone, weights = states(), canvases(), sum(each.numel() for each in model.parameters())
+    with parallelize(model, TensorParallel(), mesh=mesh) as plan:
+        distance, same = max(map(error, states(), want)), canvases() == alone
+        share = sum(each.numel() for each in model.parameters()) / weights
+        with Ledger() as ledger:
+            encoder(input_ids=IDS[:1])
+        sent = ledger.summary()["bytes_sent"] - 4 * 8 * (mesh.world_size - 1)
+        predicted = plan.bytes_sent(IDS.shape[1])
+    after = max(map(error, states(), want))
+    return {"error": distance, "same": same, "share": share, "sent": sent, "predicted": predicted, "after": after}
+
+
 def refusals(mesh: Mesh) -> dict[str, str]:
     """What is refused, by what was asked."""
     wide, narrow = TensorParallel(), causal_model("llama", num_key_value_heads=1)
     staged, few = Mesh(pipe=mesh.world_size), Mesh(expert=mesh.world_size)
+    sharded = Mesh(**mesh_for((ShardedWeights(),), mesh.world_size))
     one_expert = causal_model("mixtral", num_local_experts=1, num_experts_per_tok=1)
     llama = model_of("llama")
     other = {"wrong ids": IDS + (mesh.rank == 1)}
@@ -244,6 +272,7 @@ def refusals(mesh: Mesh) -> dict[str, str]:
         "no plan": refusal(lambda: parallelize(causal_model("gpt2"), wide, mesh=mesh)),
         "another strategy": refusal(lambda: parallelize(llama, Ulysses(), mesh=Mesh(ulysses=mesh.world_size))),
         "other tokens": refusal(differs),
+        "two stacks": refusal(lambda: parallelize(diffusion_gemma(), ShardedWeights(), mesh=sharded)),
         "no plan for stages": refusal(lambda: parallelize(model_of("olmoe"), LayerPipeline(), mesh=staged)),
         "too few layers": refusal(
             lambda: parallelize(causal_model("llama", num_hidden_layers=1), LayerPipeline(), mesh=staged)
@@ -309,5 +338,6 @@ def run(nproc: int, families: list[str], names: list[str], folder: str) -> list[
     with Mesh(tensor=nproc) as mesh:
         if nproc == 2:
             found["others"] = others(mesh)
+            found["in two stacks"] = in_two_stacks(mesh)
         found["refused"] = refusals(mesh)
         return gathered(found)

@@ -20,6 +20,7 @@ from partsong.parallel.ranks.sums import sum_over, sum_sends
 from partsong.parallel.tensor_parallel.low_rank import writers_of
 from partsong.parallel.tensor_parallel.quantised_weights import check_layers, cut_weight
 from partsong.parallel.text.parts import TextPart, WeightCut, find_text_parts
+from partsong.parallel.text.stacks import stacks_of
 from partsong.parallel.text.vocabulary import cut_vocabulary
 
 __all__ = ["TextColumns"]
@@ -41,11 +42,14 @@ class TextColumns(TextShards):
         UnsupportedError: no part is known, one has fewer units than ranks, or weights cannot be cut.
     """
 
+    takes_several_stacks = True
+
     def __init__(self, model: Any, axis: Axis) -> None:
         check_layers(model)
         self.model, self.axis = model, axis
         self.parts = [*find_text_parts(model)]
         self._pieces: dict[tuple[nn.Module, str], WeightPiece] = {}
+        self._cut_already: dict[int, tuple[Tensor, Tensor]] = {}
         narrow = next((part for part in self.parts if part.units < axis.size), None)
         if narrow is not None:
             what = "heads of keys" if narrow.kind == "attention" else "columns"
@@ -69,6 +73,7 @@ class TextColumns(TextShards):
                     hooks.put(layer, "bias", nn.Parameter(torch.zeros_like(bias), requires_grad=False))
                     self._pieces[layer, "bias"] = WeightPiece(0, ())
             hooks.on_remove(part.summed.register_forward_hook(self._sum).remove)
+        self._cut_already.clear()
         self._pieces |= cut_vocabulary(self.model, self.axis, hooks)
 
     def piece_of(self, part: nn.Module, name: str) -> WeightPiece | None:
@@ -80,10 +85,13 @@ class TextColumns(TextShards):
         return split_sizes(heads, self.axis.size)[self.axis.index]
 
     def bytes_sent(self, tokens: int) -> int:
-        """Returns the bytes that this rank sends in a forward of so many tokens, up to their hidden states."""
+        """Returns the bytes that this rank sends in a forward of so many tokens, up to their hidden states.
+
+        Where there are an encoder and a decoder it is what one of them sends.
+        """
         width: int = self.model.config.get_text_config().hidden_size
         sends = sum_sends(tokens * width, self.axis.size, self.axis.index) * self.model.dtype.itemsize
-        return (len(self.parts) + 1) * sends  # and the embeddings
+        return (len(self.parts) // len(stacks_of(self.model)) + 1) * sends  # and the embeddings
 
     def describe(self) -> str:
         """Says in words what is shared out."""
@@ -93,7 +101,10 @@ class TextColumns(TextShards):
     def _cut(self, part: TextPart, cut: WeightCut, hooks: HookSet) -> None:
         runs = runs_of(cut.pieces, self.axis.size, self.axis.index)
         layer: Any = cut.layer
-        hooks.put(layer, cut.name, cut_weight(getattr(layer, cut.name), runs, cut.dim, part.name))
+        weight = getattr(layer, cut.name)
+        if id(weight) not in self._cut_already:  # an encoder and a decoder may have it in common
+            self._cut_already[id(weight)] = weight, cut_weight(weight, runs, cut.dim, part.name)
+        hooks.put(layer, cut.name, self._cut_already[id(weight)][1])
         self._pieces[layer, cut.name] = WeightPiece(cut.dim, runs)
         if isinstance(layer, nn.Linear) and cut.name == "weight":
             hooks.put(layer, ("out_features", "in_features")[cut.dim], sum(count for _, count in runs))

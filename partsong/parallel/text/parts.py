@@ -17,6 +17,7 @@ from torch import nn
 from partsong.errors import UnsupportedError
 from partsong.parallel.tensor_parallel.low_rank import readers_of, writers_of
 from partsong.parallel.tensor_parallel.quantised_weights import is_linear
+from partsong.parallel.text.stacks import stacks_of
 
 __all__ = ["TextPart", "WeightCut", "find_text_parts"]
 
@@ -90,19 +91,24 @@ def find_text_parts(model: Any) -> Iterator[TextPart]:
             f"TensorParallel on {type(model).__name__}: transformers has no plan that says how its layers are cut; use "
             "ShardedWeights"
         )
-    base, children = model.base_model, defaultdict[str, dict[str, str]](dict)
-    for name, _ in (*base.named_modules(), *base.named_parameters()):
+    for stack in stacks_of(model):
+        yield from _parts_of(type(model).__name__, stack, plan)
+
+
+def _parts_of(model: str, stack: nn.Module, plan: Mapping[str, str]) -> Iterator[TextPart]:
+    children = defaultdict[str, dict[str, str]](dict)
+    for name, _ in (*stack.named_modules(), *stack.named_parameters()):
         style = next((style for key, style in plan.items() if _is_at(name, key)), None)
         if style in (*_COLUMNS, *_ROWS):
             path, _, last = name.rpartition(".")
             children[path][last] = style
     for path, styles in children.items():
-        parent = base.get_submodule(path)
+        parent = stack.get_submodule(path)
         rows = [name for name, style in styles.items() if style in _ROWS]
         columns = [name for name, style in styles.items() if style in _COLUMNS]
         if len(rows) != 1 or not columns:
             raise UnsupportedError(
-                f"TensorParallel on {type(model).__name__}: the plan of transformers for {path} has {len(rows)} layers "
+                f"TensorParallel on {model}: the plan of transformers for {path} has {len(rows)} layers "
                 "whose inputs are cut, and one is known here; use ShardedWeights"
             )
         if not isinstance(getattr(parent, rows[0]), nn.Module):

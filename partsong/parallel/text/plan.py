@@ -17,12 +17,11 @@ from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.ranks.pieces import WeightPiece
 from partsong.parallel.strategy import Kind, Strategy, refuse_shares
 from partsong.parallel.text.shard import shard_of
+from partsong.parallel.text.stacks import entries_of
 
 __all__ = ["TextPlan", "is_text_model"]
 
 _KNOWN = "TensorParallel, ShardedWeights, LayerPipeline, TokenExperts or ContextParallel"
-#: Models whose encoder and decoder, with weights in common, are called by themselves.
-_IN_PARTS = ("diffusion_gemma",)
 #: What the ranks compare. Masks follow from it, and have a number for each pair of tokens.
 _READ = ("input_ids", "inputs_embeds", "position_ids")
 _ADVICE = "give every rank the same prompts, options and seed"
@@ -87,8 +86,6 @@ class TextPlan(Attached):
         if self._axis.size == 1 or not self.strategies:
             return
         (strategy,) = self.strategies
-        if self.target.config.model_type in _IN_PARTS:
-            raise UnsupportedError(f"{name} is called in parts, which are not shared out so far; run it on one rank")
         if shard_of(self.target) is not None:
             raise UnsupportedError(f"this {name} is under another plan already; call undo() on that plan first")
         self.shards = strategy.text_shards(self.target, self.mesh)
@@ -96,9 +93,15 @@ class TextPlan(Attached):
             raise UnsupportedError(
                 f"{type(strategy).__name__} does not run on a language model ({name}); these do: {_KNOWN}"
             )
+        entries = entries_of(self.target)
+        if len(entries) > 1 and not self.shards.takes_several_stacks:
+            raise UnsupportedError(
+                f"{type(strategy).__name__} on {name}: its encoder and decoder are called by themselves, and have "
+                "their weights in common; use TensorParallel"
+            )
         # What ranks compare are the tokens of the call, before a strategy cuts them.
-        hook = self.target.base_model.register_forward_pre_hook(self._begin, with_kwargs=True)
-        self._hooks.on_remove(hook.remove)
+        for entry in entries:
+            self._hooks.on_remove(entry.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
         self.shards.attach(self._hooks)
 
     def _begin(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -38,11 +38,15 @@ def cut_vocabulary(model: Any, axis: Axis, hooks: HookSet) -> dict[tuple[nn.Modu
     hooks.on_remove(partial(vars(output).pop, SHARD))
     hooks.on_remove(output.register_forward_hook(partial(_gathered, shard)).remove)
     if is_tied or len(inputs.weight) == shard.total:
-        part = output.weight if is_tied else shard.mine(inputs.weight.detach())
-        hooks.put(inputs, "weight", part if is_tied else nn.Parameter(part, requires_grad=False))
-        pieces[inputs, "weight"] = pieces[output, "weight"]
-        vars(inputs)["forward"] = partial(_looked_up, inputs.forward, shard)
-        hooks.on_remove(partial(vars(inputs).pop, "forward"))
+        whole = inputs.weight
+        part = output.weight if is_tied else nn.Parameter(shard.mine(whole.detach()), requires_grad=False)
+        # An encoder and a decoder have a table each, with one weight.
+        tables = [each for each in model.modules() if isinstance(each, nn.Embedding) and each.weight is whole]
+        for table in tables or [inputs]:
+            hooks.put(table, "weight", part)
+            pieces[table, "weight"] = pieces[output, "weight"]
+            vars(table)["forward"] = partial(_looked_up, table.forward, shard)
+            hooks.on_remove(partial(vars(table).pop, "forward"))
     return pieces
 
 

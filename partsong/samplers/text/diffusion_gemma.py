@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.kernels.token_head_naive import Logits, to_logits
+from partsong.parallel.ranks.collectives import gather_tokens
+from partsong.parallel.ranks.sums import sum_over
 from partsong.parallel.text.plan import TextPlan
 from partsong.samplers.text.key_store import SlotKeyStore
 from partsong.samplers.text.model import KeyStore, TextAdapter
@@ -101,7 +103,7 @@ class DiffusionGemmaTextModel:
         self.head = head_of(module)
         self.plan: TextPlan | None = None  # how it is shared out over ranks
         self.mask_token_id: int | None = None
-        self.vocab_size = len(self.head.weight)
+        self.vocab_size = self.head.vocab_size
         self.max_positions: int | None = self.config.max_position_embeddings
         self.device = self.head.weight.device
         self.eos_token_ids = tuple(eos_token_ids)
@@ -232,8 +234,12 @@ class DiffusionGemmaTextModel:
 
     def _average(self, hidden: Tensor, heat: Tensor) -> Tensor:
         logits = to_logits((hidden @ self.head.weight.T).float(), Logits(softcap=self.head.softcap), slice(None))
-        weight = self.decoder.embed_tokens.weight
-        return torch.softmax(logits / heat, dim=-1).to(weight.dtype) @ weight
+        logits, shard, weight = logits / heat, self.head.shard, self.decoder.embed_tokens.weight
+        if shard is None:
+            return torch.softmax(logits, dim=-1).to(weight.dtype) @ weight
+        totals = gather_tokens(shard.axis, logits.logsumexp(-1)[None], [1] * shard.axis.size, 0, name="sums of logits")
+        part = torch.exp(logits - totals.logsumexp(0)[:, None]).to(weight.dtype) @ weight
+        return sum_over(shard.axis, part, name="expected embeddings")
 
     def flops(self, queries: int, keys: int) -> float:
         """Counts operations, two per multiply-add, of `queries` tokens that see `keys` keys each, without the head."""

@@ -8,42 +8,23 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion, DiffusionGemmaTextConfig, DynamicCache
-from transformers.models.gemma4 import Gemma4VisionConfig
+from transformers import DiffusionGemmaForBlockDiffusion, DynamicCache
 
 from partsong import seeds
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.samplers.text.decode import decode
 from partsong.samplers.text.diffusion_gemma import DiffusionGemmaTextModel
 from partsong.samplers.text.loading import load_text_model
+from tests.tiny_models.diffusion_gemma import CANVAS, diffusion_gemma
 
-VOCAB, CANVAS, SLOTS = 29, 4, 24
+VOCAB, SLOTS = 29, 24
 #: The module is in float64; its own forward rounds logits, norms and routers to float32.
 TOLERANCE = 2e-6
 
 
 @pytest.fixture(scope="module")
 def module() -> DiffusionGemmaForBlockDiffusion:
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 3, "head_dim": 8,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "global_head_dim": 12, "num_global_key_value_heads": 1,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "sliding_window": 5,
-        "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8, "final_logit_softcapping": 3.0,
-        "max_position_embeddings": 64,
-    }  # fmt: skip
-    vision = Gemma4VisionConfig(
-        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
-        head_dim=8, patch_size=4, position_embedding_size=8,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    config = DiffusionGemmaConfig(
-        text_config=DiffusionGemmaTextConfig(**sizes), vision_config=vision, canvas_length=CANVAS
-    )
-    model = DiffusionGemmaForBlockDiffusion(config).double().eval()
-    model.set_experts_implementation("eager")
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn_like(parameter) * 0.3)
-    return model
+    return diffusion_gemma()
 
 
 def wrapped(module: DiffusionGemmaForBlockDiffusion) -> DiffusionGemmaTextModel:
