@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,13 @@ from partsong.errors import ArgumentError
 from partsong.jobs.folder_source import FolderSource
 from partsong.jobs.texts import load_tokenizer, open_text_model, plain_ids
 from partsong.knobs import format_knobs
+from partsong.parallel import Mesh, Strategy
 from partsong.reasoning.local.chat_tokens import chat_ids, quoting_ids
 from partsong.samplers.text import RULES, Decoded, Step, TextStream, decode_steps, parse_rule
 from partsong.samplers.text.request import DecodeRequest, check_request
 from partsong.serving.errors import ApiError
 from partsong.serving.texts.events import TextDelta, TextDone, TextEvent, TextRequest
+from partsong.serving.texts.rank_turns import RankTurns
 from partsong.serving.texts.step_turns import StepTurns
 from partsong.serving.texts.wire import TextSpec
 
@@ -63,6 +65,9 @@ class DiffusionTexts:
     Args:
         source: where the model is.
         spec: how it is loaded, and what requests may ask for.
+        strategies: how ranks share the model.
+        mesh: these ranks; None for one.
+        ranks: tells the other ranks of every step.
 
     Raises:
         ArgumentError: the model or its tokenizer cannot be read.
@@ -70,7 +75,14 @@ class DiffusionTexts:
 
     kind = "text"
 
-    def __init__(self, source: FolderSource, spec: TextSpec) -> None:
+    def __init__(
+        self,
+        source: FolderSource,
+        spec: TextSpec,
+        strategies: Sequence[Strategy] = (),
+        mesh: Mesh | None = None,
+        ranks: RankTurns | None = None,
+    ) -> None:
         if spec.speculate or spec.weights:
             raise ArgumentError(
                 f"speculate and weights are for causal models, and {spec.model} decides tokens in any order: leave "
@@ -79,8 +91,9 @@ class DiffusionTexts:
         self.source, self.limits = source, spec.limits
         self.tokenizer = load_tokenizer(source.folder)
         how: dict[str, Any] = {"adapter": spec.adapter, "dtype": spec.dtype, "device": spec.device}
-        self.model = open_text_model(source.folder, threads=spec.threads, zoo_name=source.zoo_name, **how)
-        self._turns = StepTurns()
+        how |= {"strategies": strategies, "mesh": mesh, "threads": spec.threads or (None if mesh is None else 1)}
+        self.model = open_text_model(source.folder, zoo_name=source.zoo_name, **how)
+        self._turns = StepTurns(ranks) if ranks is None or ranks.is_first else None
 
     @property
     def strategies(self) -> list[str]:
@@ -132,12 +145,19 @@ class DiffusionTexts:
             if new := stream.feed(step):
                 emit(TextDelta(new))
 
-        decoded = await self._turns.run(decode_steps(self.model, [job.ids], **job.options), watch)
+        assert self._turns is not None, "other ranks follow the first one"
+        steps = decode_steps(self.model, [job.ids], **job.options)
+        decoded = await self._turns.run(steps, watch, (job.ids, job.options))
         decoded.check()
         text = spell(decoded.tokens[0])
         if text.startswith(stream.shown) and text != stream.shown:
             emit(TextDelta(text[len(stream.shown) :]))
         return _done(job, decoded, text)
+
+    def close(self) -> None:
+        """Ends decoding after the step it is in, on all ranks."""
+        if self._turns is not None:
+            self._turns.close()
 
     def _ids(self, request: TextRequest) -> list[int]:
         """Returns the tokens of the prompt; of a model without a chat template those of the messages' texts.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -11,15 +14,24 @@ from typing import Any
 
 import torch
 
+from partsong.errors import PartsongError
+from partsong.serving.texts.rank_turns import RankTurns, TurnOrder
+
 __all__ = ["StepTurns"]
 
 Steps = Generator[Any, None, Any]
+
+_LOG = logging.getLogger(__name__)
+#: Seconds after which ranks that wait for a text hear that the first one is there.
+_PULSE = 30.0
 
 
 @dataclass(eq=False, slots=True)
 class _Turn:
     """Holds a text that is being decoded, and the task that waits for it."""
 
+    number: int
+    begins: Any
     steps: Steps
     on_step: Callable[[Any], None]
     loop: asyncio.AbstractEventLoop
@@ -46,6 +58,9 @@ class StepTurns:
 
     Every model forward happens in that thread, because two threads that share the cores make each other slow.
 
+    Args:
+        ranks: tells other ranks of every step before it; None where this process has the whole model.
+
     >>> def count(last):
     ...     yield from range(last)
     ...     return "done"
@@ -58,7 +73,8 @@ class StepTurns:
     ([0, 1], 'done')
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: RankTurns | None = None) -> None:
+        self._ranks, self._numbers = ranks, itertools.count()
         self._wake = threading.Condition()
         self._turns: deque[_Turn] = deque()
         self._closing = False
@@ -67,15 +83,16 @@ class StepTurns:
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
         self._thread.start()
 
-    async def run(self, steps: Steps, on_step: Callable[[Any], None]) -> Any:
+    async def run(self, steps: Steps, on_step: Callable[[Any], None], begins: Any = None) -> Any:
         """Runs a generator to its end and returns its value; cancelling ends it before its next step.
 
         Args:
             steps: the generator. Its errors are raised here.
             on_step: called in the loop of the caller with every step.
+            begins: what other ranks make the same generator of.
         """
         loop = asyncio.get_running_loop()
-        turn = _Turn(steps, on_step, loop, loop.create_future())
+        turn = _Turn(next(self._numbers), begins, steps, on_step, loop, loop.create_future())
         with self._wake:
             self._turns.append(turn)
             self._wake.notify()
@@ -95,9 +112,11 @@ class StepTurns:
 
     def _run(self) -> None:
         torch.set_num_threads(self._cores)
+        begun = set[int]()
         while (turn := self._next()) is not None:
             value, error, ended = None, None, turn.cancelled
             try:
+                self._tell(turn, ended, begun)
                 if ended:
                     turn.steps.close()
                 else:
@@ -112,9 +131,33 @@ class StepTurns:
                 with self._wake:
                     self._turns.append(turn)
 
+    def _tell(self, turn: _Turn, leaves: bool, begun: set[int]) -> None:
+        """Lets other ranks do with a text what is done with it here."""
+        if self._ranks is None or (leaves and turn.number not in begun):
+            return
+        begins = None if turn.number in begun else turn.begins
+        begun.add(turn.number)
+        self._share(TurnOrder(turn.number, begins, leaves))
+
+    def _share(self, order: TurnOrder) -> None:
+        if self._ranks is None:
+            return
+        try:
+            self._ranks.share(order)
+        except PartsongError:  # ranks are gone, and this one cannot go on without them
+            _LOG.exception("a rank is gone")
+            os._exit(1)
+
     def _next(self) -> _Turn | None:
         """Waits for the text whose turn it is; returns None once this is closed."""
-        with self._wake:
-            while not self._turns and not self._closing:
-                self._wake.wait()
-            return None if self._closing else self._turns.popleft()
+        while True:
+            with self._wake:
+                if not self._turns and not self._closing:
+                    self._wake.wait(None if self._ranks is None else _PULSE)
+                if self._closing:
+                    break
+                if self._turns:
+                    return self._turns.popleft()
+            self._share(TurnOrder())  # nothing to do, but this rank is there
+        self._share(TurnOrder(ends=True))
+        return None

@@ -31,7 +31,7 @@ class TextSpec:
         device: None is the first GPU, or the CPU if there is none.
         threads: None is 1 for a zoo model and torch's own choice otherwise.
         speculate: who guesses tokens ahead, as in `LocalEngine`; for causal models.
-        nproc: how many ranks share a causal model, by `TensorParallel` if `share` names nothing else.
+        nproc: how many ranks share the model, by `TensorParallel` if `share` names nothing else.
         share: how they share it, as text such as "sharded-weights".
         weights: "int8" or "int4" rounds weights, as in `LocalEngine`; for causal models.
         limits: what requests may ask for.
