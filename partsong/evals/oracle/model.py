@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from partsong.samplers.text.model import Head, KeyStore, TextAdapter
+from partsong.samplers.text.rule import Rule
+from partsong.samplers.text.views import Probe
 
 __all__ = ["OracleModel", "Support"]
 
@@ -78,6 +80,20 @@ class Support:
             shared[i, j] = shared[j, i] = max(single[i] + single[j] - joint, 0.0)
         return shared
 
+    def dependence(self, tokens: Tensor) -> Tensor:
+        """Returns the exact pairwise dependence `[n, n]`, 0 to 1, given one text `[n]`; 0 on the diagonal.
+
+        It is the total variation between two positions' tokens drawn together and drawn apart.
+        """
+        texts, size = self._matching(tokens), self.vocab_size
+        single = self.marginals(tokens)
+        shared = torch.zeros(self.length, self.length, dtype=torch.float64)
+        for i, j in itertools.combinations(range(self.length), 2):
+            joint = torch.bincount(texts[:, i] * size + texts[:, j], minlength=size * size).double() / len(texts)
+            apart = torch.outer(single[i], single[j]).flatten()
+            shared[i, j] = shared[j, i] = (joint - apart).abs().sum() / 2
+        return shared
+
     def _matching(self, tokens: Tensor) -> Tensor:
         """Returns the texts that agree with the decided tokens, or all texts if none does."""
         known = tokens != self.vocab_size - 1
@@ -109,9 +125,11 @@ class OracleModel:
         self.eos_token_ids: tuple[int, ...] = ()
         self.max_positions: int | None = support.length
         self.device = torch.device("cpu")
-        self.head = Head(weight=torch.eye(self.vocab_size, dtype=torch.float64))
-        self._known: dict[tuple[int, ...], tuple[Tensor, Tensor | None]] = {}
-        self._tokens: Tensor | None = None
+        # The last number of a state says what text it is of, for the probes; the head does not read it.
+        self.head = Head(weight=torch.eye(self.vocab_size, self.vocab_size + 1, dtype=torch.float64))
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._states: list[Tensor] = []
+        self._measured: dict[tuple[str, int], Tensor] = {}
 
     def key_store(self, rows: int, slots: int) -> KeyStore | None:
         """Returns None, because the model has no keys."""
@@ -128,41 +146,54 @@ class OracleModel:
         *,
         clean: bool = False,
     ) -> Tensor:
-        """Returns log-probabilities `[B, Q, V]`; for a token after the text, a shadow, its own place is masked."""
-        n, self._tokens = self.support.length, tokens[:, : self.support.length]
-        out = torch.empty(*tokens.shape, self.vocab_size, dtype=torch.float64)
+        """Returns log-probabilities and the number of the text, `[B, Q, V + 1]`.
+
+        For a token after the text, a shadow, its own place is masked.
+        """
+        n = self.support.length
+        out = torch.empty(*tokens.shape, self.vocab_size + 1, dtype=torch.float64)
         # Many rows hold the same few texts.
-        texts, place_of = self._tokens.unique(dim=0, return_inverse=True)
-        out[:, :n] = torch.stack([self._log_marginals(text) for text in texts])[place_of]
-        for row, (text, extra) in enumerate(zip(self._tokens, positions[:, n:].tolist(), strict=True)):
+        texts, place_of = tokens[:, :n].unique(dim=0, return_inverse=True)
+        out[:, :n] = torch.stack([self._state(text) for text in texts])[place_of]
+        for row, (text, extra) in enumerate(zip(tokens[:, :n], positions[:, n:].tolist(), strict=True)):
             for place, position in enumerate(extra):
                 hidden = text.clone()
                 hidden[position] = self.mask_token_id
-                out[row, n + place] = self._log_marginals(hidden)[position]
+                out[row, n + place] = self._state(hidden)[position]
         return out
 
-    def _log_marginals(self, text: Tensor) -> Tensor:
+    def _state(self, text: Tensor) -> Tensor:
         key = tuple(text.tolist())
-        if key not in self._known:
+        if key not in self._numbers:
             marginals = self.support.marginals(text)
-            self._known[key] = (torch.where(marginals > 0, marginals.log(), _LOG_OF_ZERO), None)
-        return self._known[key][0]
+            logs = torch.where(marginals > 0, marginals.log(), _LOG_OF_ZERO)
+            number = torch.full_like(logs[:, :1], len(self._states))
+            self._numbers[key] = len(self._states)
+            self._states.append(torch.cat([logs, number], 1))
+        return self._states[self._numbers[key]]
 
     def probe_of(self, hidden: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         """Returns the pairwise mutual information `[B, K, K]` of some positions, as a probe for `Dependency`."""
-        assert self._tokens is not None
-        out = torch.zeros(*positions.shape, positions.shape[1], dtype=torch.float64)
-        for row, (text, places) in enumerate(zip(self._tokens, positions, strict=True)):
-            out[row] = self._mutual_information(text)[places][:, places]
-        return out
+        return self._measure("mutual_information", hidden, positions)
 
-    def _mutual_information(self, text: Tensor) -> Tensor:
-        key = tuple(text.tolist())
-        marginals, shared = self._known[key]
-        if shared is None:
-            shared = self.support.mutual_information(text)
-            self._known[key] = (marginals, shared)
-        return shared
+    def dependence_of(self, hidden: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        """Returns the pairwise dependence `[B, K, K]` of some positions, as a probe for `VariationBound`."""
+        return self._measure("dependence", hidden, positions)
+
+    def probe_for(self, rule: Rule) -> Probe | None:
+        """Returns the probe that a rule needs, or None."""
+        return self.probe_of if rule.probes else self.dependence_of if rule.weighs else None
+
+    def _measure(self, what: str, hidden: Tensor, positions: Tensor) -> Tensor:
+        """Measures pairs in the texts that states `[B, K, V + 1]` are of."""
+        texts = list(self._numbers)
+        parts = list[Tensor]()
+        for number, places in zip(hidden[:, 0, -1].long().tolist(), positions, strict=True):
+            if (what, number) not in self._measured:
+                measure = getattr(self.support, what)
+                self._measured[what, number] = measure(torch.tensor(texts[number]))
+            parts.append(self._measured[what, number][places][:, places])
+        return torch.stack(parts)
 
     def flops(self, queries: int, keys: int) -> float:
         """Returns one per position, so that all forwards cost the same."""

@@ -86,7 +86,8 @@ def run(
 
     Returns:
         A row per rule and task: ``rule verify task valid total_variation tokens_per_forward rows_per_forward
-        certificate edits num``. Another row per rule has the task "all", the least ``valid``, the geometric mean of
+        certificate variation edits num``. ``variation`` is the mean over texts of `Tally.variation`, which bounds
+        ``total_variation``. Another row per rule has the task "all", the least ``valid``, the geometric mean of
         ``tokens_per_forward`` and the mean of ``rows_per_forward``. A perfect sampler has a ``total_variation`` of
         about sqrt(M / (2 pi num)) for M valid texts.
 
@@ -122,6 +123,11 @@ def _together(cells: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _mean(bounds: list[float | None]) -> float | None:
+    """Returns the mean of the texts' bounds; None where one of them has none."""
+    return None if None in bounds else sum(bound for bound in bounds if bound is not None) / len(bounds)
+
+
 def _cell(rule: Any, support: Support, num: int, temperature: float, seed: int, verify: int) -> dict[str, Any]:
     model = OracleModel(support)
     decoded = decode(
@@ -132,7 +138,7 @@ def _cell(rule: Any, support: Support, num: int, temperature: float, seed: int, 
         block_size=support.length,
         temperature=temperature,
         seed=seed,
-        probe=model.probe_of if rule.probes else None,
+        probe=model.probe_for(rule),
         verify=verify,
     )
     texts, summary = torch.tensor(decoded.tokens), decoded.summary()
@@ -143,6 +149,7 @@ def _cell(rule: Any, support: Support, num: int, temperature: float, seed: int, 
         "tokens_per_forward": summary["tokens_per_forward_all"],
         "rows_per_forward": summary["rows"] / sum(summary["forwards"].values()),
         "certificate": summary["certificate"],
+        "variation": _mean([tally.variation for tally in decoded.tallies]),
         "edits": summary["edits"],
         "num": num,
     }

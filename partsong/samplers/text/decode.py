@@ -59,7 +59,6 @@ class Decoded:
     def summary(self) -> dict[str, Any]:
         """Adds up the tallies of all rows, for machine-readable results."""
         whole = Tally()
-        bounds = [tally.certificate for tally in self.tallies]
         for tally in self.tallies:
             for kind in whole.forwards:
                 whole.forwards[kind] += tally.forwards[kind]
@@ -70,8 +69,14 @@ class Decoded:
             whole.edits += tally.edits
             whole.flops += tally.flops
             whole.full_flops += tally.full_flops / len(self.tallies)
-        whole.certificate = None if None in bounds else max((b for b in bounds if b is not None), default=0.0)
+        whole.certificate = _largest([tally.certificate for tally in self.tallies])
+        whole.variation = _largest([tally.variation for tally in self.tallies])
         return whole.as_dict()
+
+
+def _largest(bounds: list[float | None]) -> float | None:
+    """Returns the largest of the texts' certificates; None where one of them has none."""
+    return None if None in bounds else max((bound for bound in bounds if bound is not None), default=0.0)
 
 
 def decode(
@@ -120,7 +125,8 @@ def decode(
         seed: the noise is a function of (seed, row, position, step). A list gives each row a seed of its own.
         stop_token_ids: tokens that end a text. Default: the model's.
         probe: for `Dependency`: ``probe(hidden [B, K, C], positions [B, K], rows [B])`` gives the pairwise mutual
-            information `[B, K, K]` in nats.
+            information `[B, K, K]` in nats. For `VariationBound` it gives the pairwise dependence instead, in total
+            variation from 0 to 1, as a function of the hidden states; without one the rule's head predicts it.
         verify: steps to draft beyond the next one and to check in the same forward, each in a row of its own. The
             text is that of 0, the default, in fewer forwards; see `verify.VerifiedLoop`.
         speculate: for causal models, what guesses the next tokens, which one forward then checks: knobs such as

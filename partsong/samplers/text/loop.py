@@ -32,8 +32,9 @@ class Ended:
 
 
 def report_no_token(token: int, row: int, position: int, tally: Tally) -> str:
-    """Says and returns why a row cannot go on, as `no_token` does, and takes back its certificate."""
-    tally.certificate, why = None, why_no_token(token, row, position)
+    """Says and returns why a row cannot go on, as `no_token` does, and takes back its certificates."""
+    tally.certificate = tally.variation = None
+    why = why_no_token(token, row, position)
     _LOG.warning(why)
     return why
 
@@ -167,7 +168,8 @@ class Loop:
         """Computes what the tallies note of a choice, `[B]` each, in all rows or in those that count, bool `[B]`."""
         change = Change.of(view, choice)
         accepted = torch.where(change.new, view.entropy, 0.0)
-        return {
+        bound = {} if choice.variation is None else {"variation": choice.variation}
+        return bound | {
             "lost": view.lost.any(1),
             "counts": torch.ones_like(self.canvas.rows) if counts is None else counts,
             "spent": (accepted.sum(1) - accepted.amax(1)).clamp(min=0.0),
@@ -184,6 +186,8 @@ class Loop:
             tally.edits += numbers["edits"][row]
             bound = tally.certificate
             tally.certificate = bound + numbers["spent"][row] if is_bound and bound is not None else None
+            if "variation" in numbers:
+                tally.variation = (tally.variation or 0.0) + numbers["variation"][row]
 
     def _credit(self, waiting: Tensor, kinds: Tensor) -> None:
         """Notes the kind of each row's forward, int64 `[B]`, for the waiting positions, bool `[B, L]`, it decided."""

@@ -11,8 +11,8 @@ __all__ = ["CACHES", "RULES", "parse_cache", "parse_rule"]
 
 #: Rule classes by name; `LLaDA` is ``llada``.
 RULES = {
-    **by_name((rules.EntropyBound, rules.Quota, rules.Threshold, rules.Factor, rules.Entropy, rules.KLStable)),
-    **by_name((rules.Hierarchy, rules.Dependency, rules_revising.Revoke, rules_revising.TokenEditing)),
+    **by_name((rules.EntropyBound, rules.VariationBound, rules.Quota, rules.Threshold, rules.Factor, rules.Entropy)),
+    **by_name((rules.KLStable, rules.Hierarchy, rules.Dependency, rules_revising.Revoke, rules_revising.TokenEditing)),
     **by_name((rules_revising.SoftTokens, rules_revising.InsertDelete, rules_revising.Renoise)),
     "llada": rules.LLaDA,
 }

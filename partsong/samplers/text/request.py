@@ -17,12 +17,14 @@ from partsong.kernels.speculation.registry import drafters_of
 from partsong.knobs import Count, Number, Share, Whole, check_knobs, type_hints
 from partsong.samplers.text.caches import NoCache, PrefixCache, TextCache
 from partsong.samplers.text.canvas import Grid
+from partsong.samplers.text.dependence.folders import head_for
+from partsong.samplers.text.dependence.head import DependenceHead
 from partsong.samplers.text.loading import load_text_model
 from partsong.samplers.text.model import MixingTextModel, TextAdapter, TextModel
 from partsong.samplers.text.plainly_causal import why_not_plainly_causal
 from partsong.samplers.text.registry import parse_cache, parse_rule
 from partsong.samplers.text.rule import Rule
-from partsong.samplers.text.rules import EntropyBound
+from partsong.samplers.text.rules import EntropyBound, VariationBound
 from partsong.samplers.text.rules_revising import Renoise
 from partsong.samplers.text.views import Probe
 
@@ -42,7 +44,7 @@ class DecodeRequest:
     temperature: float
     row_seeds: list[int]
     stop_token_ids: tuple[int, ...]
-    probe: Probe | None
+    probe: Probe | DependenceHead | None
     verify: int
     speculate: tuple[DrafterKnobs, ...]
 
@@ -84,7 +86,7 @@ def check_request(
         temperature=float(temperature),
         row_seeds=row_seeds(seed, len(prompts)),
         stop_token_ids=_stop_tokens(stop_token_ids, model),
-        probe=probe,
+        probe=head_for(model, rule.head) if isinstance(rule, VariationBound) and probe is None else probe,
         verify=verify,
         speculate=drafters,
     )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from partsong.knobs import check_fields
 
-__all__ = ["Change", "Choice", "Rule", "View", "best", "commit", "rank_of", "within_entropy"]
+__all__ = ["Change", "Choice", "Rule", "View", "best", "commit", "rank_of", "within_entropy", "within_pairs"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -49,6 +49,9 @@ class View:
         current_prob: probability `[B, K]` of `current` in a second forward where each active position is masked
             by itself; only for rules with ``shadows``.
         mutual_information: pairwise `[B, K, K]` in nats, where a probe was given.
+        dependence: pairwise `[B, K, K]`, 0 to 1: by how much, in total variation, knowing the token at one position
+            changes the distribution at another, in the mean over that token. Measured by a probe or predicted by a
+            head, and never more than the two distributions allow.
         random: uniform numbers `[B, K]` of this step, a function of seed, position and step; the argument
             selects a stream.
         random_token: a uniform token for each position, likewise.
@@ -74,6 +77,7 @@ class View:
     divergence: Callable[[], Tensor]
     current_prob: Tensor | None
     mutual_information: Callable[[], Tensor]
+    dependence: Callable[[], Tensor]
     random: Callable[[str], Tensor]
     random_token: Callable[[], Tensor]
 
@@ -109,6 +113,8 @@ class Choice:
         deleted: bool or None, positions whose token was removed.
         mask_share: or None, how much of the mask's embedding the next forward reads in place of the token's, 0 to 1;
             from rules that mix.
+        variation: or None, `[B]`: a bound on the total variation of the tokens written, drawn together, from the same
+            ones drawn one after another; from rules that compute one.
     """
 
     write: Tensor
@@ -118,6 +124,7 @@ class Choice:
     inserted: Tensor | None = None
     deleted: Tensor | None = None
     mask_share: Tensor | None = None
+    variation: Tensor | None = None
 
     def except_in(self, rows: Tensor, view: View) -> Choice:
         """Returns the choice without any change in some rows, bool `[B]`."""
@@ -169,6 +176,7 @@ class Rule(ABC):
         moves: it may move tokens to other places of their block.
         shadows: it needs the model's distribution of decided positions, each masked by itself.
         probes: it needs the mutual information of positions.
+        weighs: it needs the dependence of positions, from a probe or a head.
         mixes: it lets the model read a mixture of a token and the mask.
         remembers: its choice depends on earlier steps, by the memory or the divergence of a `View`.
         unbiased: drawn texts follow the model's own conditionals, if positions are accepted one at a time.
@@ -180,6 +188,7 @@ class Rule(ABC):
     moves: ClassVar[bool] = False
     shadows: ClassVar[bool] = False
     probes: ClassVar[bool] = False
+    weighs: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
     unbiased: ClassVar[bool] = True
@@ -218,6 +227,36 @@ def within_entropy(entropy: Tensor, among: Tensor, gamma: float) -> Tensor:
     ordered = torch.zeros_like(entropy).scatter_(1, rank, torch.where(among, entropy, 0.0))
     before = ordered.cumsum(1) - ordered  # the largest of the first k is the k-th
     return (before.gather(1, rank) <= gamma) & among
+
+
+def within_pairs(
+    shared: Tensor, score: Tensor, among: Tensor, budget: float, *, together: bool
+) -> tuple[Tensor, Tensor]:
+    """Takes positions by falling score while what they share with those taken before stays within a budget.
+
+    One that shares too much is left out, and the next is tried.
+
+    Args:
+        shared: `[B, K, K]`, 0 or more.
+        score: `[B, K]`.
+        among: bool `[B, K]`.
+        budget: the most that all pairs together may share, or else each position with those before it.
+        together: which of the two.
+
+    Returns:
+        What is taken, bool `[B, K]`, and the sum over all its pairs, `[B]`.
+    """
+    order = rank_of(score, among).argsort(1)
+    taken, spent = torch.zeros_like(among), torch.zeros_like(shared[:, 0])
+    total, rows = torch.zeros_like(spent[:, 0]), torch.arange(len(order), device=order.device)
+    for place in range(order.shape[1]):
+        here = order[:, place]
+        more = spent[rows, here]
+        take = among[rows, here] & ((total + more if together else more) <= budget)
+        taken[rows, here] = take
+        total += torch.where(take, more, 0.0)
+        spent += torch.where(take[:, None], shared[rows, here], 0.0)
+    return taken, total
 
 
 def best(score: Tensor, among: Tensor) -> Tensor:

@@ -5,16 +5,28 @@ All but `LLaDA` choose positions by the model's distribution, never by the token
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from partsong.knobs import Count, Number, Share, check_value
-from partsong.samplers.text.rule import Choice, Rule, View, commit, rank_of, within_entropy
+from partsong.samplers.text.rule import Choice, Rule, View, commit, rank_of, within_entropy, within_pairs
 
-__all__ = ["Dependency", "Entropy", "EntropyBound", "Factor", "Hierarchy", "KLStable", "LLaDA", "Quota", "Threshold"]
+__all__ = [
+    "Dependency",
+    "Entropy",
+    "EntropyBound",
+    "Factor",
+    "Hierarchy",
+    "KLStable",
+    "LLaDA",
+    "Quota",
+    "Threshold",
+    "VariationBound",
+]
 
 
 #: An entropy, a divergence or a mutual information.
@@ -254,13 +266,39 @@ class Dependency(Rule):
 
     def choose(self, view: View) -> Choice:
         """Takes nearly independent positions, one after the other."""
+        waiting, score = view.real & view.undecided, -view.entropy
+        accept, _ = within_pairs(view.mutual_information(), score, waiting, self.budget, together=False)
+        return commit(view, accept, score)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VariationBound(Rule):
+    """Positions by falling confidence, as long as the sum of what each pair of them tells of each other stays small.
+
+    What a pair tells is a total variation: by how much knowing one token changes the distribution of the other, in the
+    mean. Where these changes add up (sub-additivity), their sum over all pairs bounds the total variation of the tokens
+    drawn together from those drawn one after another. Summed over the steps it is the second certificate of a text,
+    `Tally.variation`. It holds as far as the dependences do: exactly for a probe that measures them, and within its
+    errors for a head that predicts them. Changes need not add up: of three bits with an even sum each pair is
+    independent.
+
+    Attributes:
+        delta: total variation per step, 0 to 1.
+        head: the folder of a `DependenceHead`. Default: the folder "dependence" beside the model's weights. With
+            `probe=` of `decode` none is read.
+
+    Source: DEMASK, arXiv 2604.02560.
+
+    >>> VariationBound(delta=0.05).validate()
+    """
+
+    noise: ClassVar[tuple[str, ...]] = ("mask",)
+    weighs: ClassVar[bool] = True
+    delta: Share = 0.02
+    head: str | Path | None = None
+
+    def choose(self, view: View) -> Choice:
+        """Takes as many as the bound allows."""
         waiting = view.real & view.undecided
-        shared, order = view.mutual_information(), rank_of(-view.entropy, waiting).argsort(1)
-        accept, spent = torch.zeros_like(waiting), torch.zeros_like(view.entropy)
-        rows = torch.arange(len(order), device=order.device)
-        for place in range(order.shape[1]):
-            here = order[:, place]
-            take = waiting[rows, here] & (spent[rows, here] <= self.budget)
-            accept[rows, here] = take
-            spent += torch.where(take[:, None], shared[rows, here], 0.0)
-        return commit(view, accept, -view.entropy)
+        accept, total = within_pairs(view.dependence(), view.max_prob, waiting, self.delta, together=True)
+        return replace(commit(view, accept, view.max_prob), variation=total)

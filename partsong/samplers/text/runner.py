@@ -86,6 +86,11 @@ class StockTextModel:
         return self.module.config.num_hidden_layers
 
     @property
+    def source(self) -> str:
+        """Returns the folder it was loaded from; empty for a module that was made."""
+        return self.module.config.name_or_path or ""
+
+    @property
     def hidden_size(self) -> int:
         """Returns the size of its states."""
         return self.head.weight.shape[1]

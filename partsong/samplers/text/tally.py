@@ -31,6 +31,9 @@ class Tally:
         certificate: nats, the sum over steps of the accepted entropies but the largest: a bound on the divergence
             from one-token-at-a-time decoding in the same order, under the model's own conditionals at temperature 1;
             None with rules that revise or that choose by the drawn token, and where the model could not go on.
+        variation: 0 or more, the sum over steps of the total variation that the rule allowed, as far as the
+            dependences it read are right; None with rules that compute none, and where the model could not go on.
+            Its mean over texts bounds the total variation of their distribution from that of one token at a time.
     """
 
     forwards: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
@@ -42,6 +45,7 @@ class Tally:
     flops: float = 0.0
     full_flops: float = 0.0
     certificate: float | None = 0.0
+    variation: float | None = None
 
     @property
     def num_forwards(self) -> int:
@@ -82,6 +86,7 @@ class Tally:
             "flops": self.flops,
             "edits": self.edits,
             "certificate": self.certificate,
+            "variation": self.variation,
         }
 
 

@@ -15,6 +15,7 @@ from partsong.errors import UnsupportedError
 from partsong.kernels.token_head import TokenNoise
 from partsong.kernels.token_state import TokenStats
 from partsong.samplers.text.canvas import Canvas, RowNumbers, places_of
+from partsong.samplers.text.dependence.head import DependenceHead, doubt_of, least_of_pairs
 from partsong.samplers.text.heads import barred, head_divergence, head_stats, log_probs
 from partsong.samplers.text.model import TextModel
 from partsong.samplers.text.rule import Rule, View
@@ -22,7 +23,7 @@ from partsong.samplers.text.rule import Rule, View
 __all__ = ["Probe", "Views"]
 
 #: Maps hidden states `[B, K, C]`, positions `[B, K]` and rows `[B]` to pairwise mutual information `[B, K, K]`, in
-#: nats.
+#: nats for `Dependency`, or pairwise dependence in total variation for `VariationBound`.
 Probe = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -37,11 +38,17 @@ class Views:
         rule: the rule that reads the views.
         temperature: of the draws.
         row_seeds: one for each row of the original batch.
-        probe: as in `decode`.
+        probe: as in `decode`, or a head that predicts dependences.
     """
 
     def __init__(
-        self, model: TextModel, rule: Rule, *, temperature: float, row_seeds: list[int], probe: Probe | None
+        self,
+        model: TextModel,
+        rule: Rule,
+        *,
+        temperature: float,
+        row_seeds: list[int],
+        probe: Probe | DependenceHead | None,
     ) -> None:
         self.model, self.rule, self.temperature, self.seeds, self.probe = model, rule, temperature, row_seeds, probe
         mask = model.mask_token_id if model.adapter.noise == "mask" else None
@@ -93,6 +100,7 @@ class Views:
         undecided = canvas.undecided.gather(1, index) & real
         current = canvas.tokens.gather(1, index)
         spread = partial(_spread, real.shape, places)
+        max_prob, margin = spread(stats.max_prob, 0.0), spread(stats.margin, 0.0)
         return View(
             real=real,
             index=index,
@@ -102,8 +110,8 @@ class Views:
             token=spread(stats.token, 0),
             token_prob=spread(stats.token_prob, 0.0),
             argmax=spread(stats.argmax, 0),
-            max_prob=spread(stats.max_prob, 0.0),
-            margin=spread(stats.margin, 0.0),
+            max_prob=max_prob,
+            margin=margin,
             entropy=spread(stats.entropy, torch.inf),
             step=canvas.step,
             block_step=canvas.block_step,
@@ -113,7 +121,8 @@ class Views:
             memory=self.memory,
             divergence=lambda: self._divergence(canvas, numbers, index, real, hidden),
             current_prob=None if twins is None else self._current_prob(numbers, twins, current, real & ~undecided),
-            mutual_information=lambda: self._mutual_information(canvas, hidden, index),
+            mutual_information=lambda: self._probed(canvas, hidden, index),
+            dependence=lambda: self._dependence(canvas, hidden, index, doubt_of(max_prob, margin)),
             random=lambda name: self._random(name, canvas, numbers, index),
             random_token=lambda: (self._random("token", canvas, numbers, index) * self.model.vocab_size).long(),
         )
@@ -185,10 +194,17 @@ class Views:
             probs.index_copy_(0, places, log_prob.exp().to(probs.dtype))
         return probs.view(shadowed.shape)
 
-    def _mutual_information(self, canvas: Canvas, hidden: Tensor, index: Tensor) -> Tensor:
-        if self.probe is None:
-            raise UnsupportedError("this rule needs the mutual information of positions; give decode a probe")
+    def _probed(self, canvas: Canvas, hidden: Tensor, index: Tensor) -> Tensor:
+        """Asks the probe about pairs of positions, `[B, K, K]`."""
+        if self.probe is None or isinstance(self.probe, DependenceHead):
+            raise UnsupportedError("this rule needs to know what positions tell of each other; give decode a probe")
         return self.probe(hidden, index, canvas.rows)
+
+    def _dependence(self, canvas: Canvas, hidden: Tensor, index: Tensor, doubt: Tensor) -> Tensor:
+        """Predicts or measures the dependence of pairs, at most what their doubts `[B, K]` allow: `[B, K, K]`."""
+        if isinstance(self.probe, DependenceHead):
+            return self.probe(hidden, doubt)
+        return self._probed(canvas, hidden, index).minimum(least_of_pairs(doubt))
 
     def _random(self, name: str, canvas: Canvas, numbers: RowNumbers, index: Tensor) -> Tensor:
         drawn = seeds.uniform_rows(self._step_seeds(name, numbers), canvas.tokens.shape[1])

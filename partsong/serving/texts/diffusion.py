@@ -15,7 +15,8 @@ from partsong.jobs.texts import load_tokenizer, open_text_model, plain_ids
 from partsong.knobs import format_knobs
 from partsong.parallel import Mesh, Strategy
 from partsong.reasoning.local.chat_tokens import chat_ids, quoting_ids
-from partsong.samplers.text import RULES, Decoded, Step, TextStream, decode_steps, parse_rule
+from partsong.samplers.text import RULES, Decoded, Step, TextStream, VariationBound, decode_steps, parse_rule
+from partsong.samplers.text.dependence.folders import brings_head
 from partsong.samplers.text.request import DecodeRequest, check_request
 from partsong.serving.errors import ApiError
 from partsong.serving.texts.events import TextDelta, TextDone, TextEvent, TextRequest
@@ -97,9 +98,13 @@ class DiffusionTexts:
 
     @property
     def strategies(self) -> list[str]:
-        """Lists the rules that fit the model."""
-        noise = self.model.adapter.noise
-        return [name for name, rule in RULES.items() if noise in rule.noise and not rule.probes]
+        """Lists the rules that fit the model, and need nothing that it does not bring."""
+        noise, weighs = self.model.adapter.noise, brings_head(self.model)
+        return [
+            name
+            for name, rule in RULES.items()
+            if noise in rule.noise and not rule.probes and (weighs or not rule.weighs)
+        ]
 
     def prepare(self, request: TextRequest) -> DiffusionJob:
         """Checks a request before the first forward.
@@ -116,6 +121,8 @@ class DiffusionTexts:
         rule = parse_rule(request.strategy) if request.strategy else None
         if rule is not None and rule.probes:
             raise ApiError(400, f"rule {request.strategy} needs a probe, which no request can give", param="model")
+        if isinstance(rule, VariationBound) and rule.head is not None:
+            raise ApiError(400, f"rule {request.strategy} names a folder of the server: leave head out", param="model")
         ids = self._ids(request)
         options: dict[str, Any] = {
             "rule": rule,

@@ -53,7 +53,7 @@ def check(decoded: Decoded, row: int, position: int, caplog: Any) -> None:
     assert line.startswith(f"no token for position {position} of row {row}: ")
     assert "\n" not in line
     assert [record.getMessage() for record in caplog.records] == [line]
-    assert decoded.tallies[row].certificate is None
+    assert decoded.tallies[row].certificate is None and decoded.tallies[row].variation is None
     assert decoded.summary()["certificate"] is None
     with pytest.raises(NotANumberError, match=re.escape(line)):
         decoded.check()
@@ -74,7 +74,7 @@ def test_a_broken_row_of_a_masked_model(rule: str, options: dict[str, Any], capl
     kind = RULES[rule.partition(":")[0]]
     if "verify" in options and (kind.revises or kind.remembers or kind.probes):
         options = {}
-    if kind.probes:
+    if kind.probes or kind.weighs:
         options = {
             **options,
             "probe": lambda hidden, positions, rows: hidden.new_zeros(*hidden.shape[:2], hidden.shape[1]),

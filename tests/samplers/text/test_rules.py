@@ -30,12 +30,12 @@ UNBIASED = [name for name, kind in RULES.items() if kind.unbiased and not kind.r
 def drawn(task: str, rule: Any, count: int, temperature: float = 1.0, **more: Any) -> Any:
     support = TASKS[task]
     model = OracleModel(support)
-    if isinstance(rule, Dependency):
-        more["probe"] = model.probe_of
+    rule = parse_rule(rule) if isinstance(rule, str) else rule
     return decode(
         model,
         [[] for _ in range(count)],
         rule=rule,
+        probe=model.probe_for(rule),
         max_new_tokens=support.length,
         block_size=support.length,
         temperature=temperature,
@@ -127,6 +127,7 @@ def view_of(max_prob: Sequence[float], *, undecided: Sequence[bool] | None = Non
         "divergence": lambda: torch.zeros(1, count),
         "current_prob": None,
         "mutual_information": lambda: torch.zeros(1, count, count),
+        "dependence": lambda: torch.zeros(1, count, count),
         "random": lambda name: torch.zeros(1, count),
         "random_token": lambda: ones * 3,
     }

@@ -1,0 +1,1 @@
+"""Predicts how much one token tells about another, for the rule that bounds total variation."""
