@@ -19,6 +19,7 @@ SWEEPS: dict[str, tuple[str, tuple[float, ...]]] = {
     "entropy": ("threshold", (0.1, 0.2, 0.5, 1.0)),
     "kl-stable": ("threshold", (0.99, 0.9, 0.7, 0.5)),
     "hierarchy": ("low_threshold", (0.9, 0.7, 0.5, 0.3)),
+    "variation-bound": ("delta", (0.0, 0.01, 0.05, 0.1, 0.2)),
     "dependency": ("budget", (0.01, 0.05, 0.2, 1.0)),
     "token-editing": ("threshold", (0.95, 0.8, 0.6, 0.4, 0.2)),
     "soft-tokens": ("threshold", (0.95, 0.8, 0.6, 0.4, 0.2)),

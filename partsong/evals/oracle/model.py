@@ -86,13 +86,11 @@ class Support:
         It is the total variation between two positions' tokens drawn together and drawn apart.
         """
         texts, size = self._matching(tokens), self.vocab_size
-        single = self.marginals(tokens)
-        shared = torch.zeros(self.length, self.length, dtype=torch.float64)
-        for i, j in itertools.combinations(range(self.length), 2):
-            joint = torch.bincount(texts[:, i] * size + texts[:, j], minlength=size * size).double() / len(texts)
-            apart = torch.outer(single[i], single[j]).flatten()
-            shared[i, j] = shared[j, i] = (joint - apart).abs().sum() / 2
-        return shared
+        is_token = torch.nn.functional.one_hot(texts, size).double().flatten(1)
+        apart = torch.outer(is_token.mean(0), is_token.mean(0))
+        differs = (is_token.T @ is_token / len(texts) - apart).abs() / 2
+        shared = differs.view(self.length, size, self.length, size).sum((1, 3))
+        return shared - torch.diag_embed(shared.diagonal())
 
     def _matching(self, tokens: Tensor) -> Tensor:
         """Returns the texts that agree with the decided tokens, or all texts if none does."""

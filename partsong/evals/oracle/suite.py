@@ -40,11 +40,18 @@ DEFAULT_RULES = (
     "token-editing",
     "revoke",
     "dependency",
+    "variation-bound",
 )
 
 #: Rules whose drafts are checked by default, each with how many: one token a step in an order that no model chooses,
-#: which drafts foresee best, and the rule that `decode` takes.
-VERIFIED = (("quota:by=random", 4), ("quota:by=random", 8), ("quota:by=random", 16), ("entropy-bound", 8))
+#: which drafts foresee best, the rule that `decode` takes, and the one that sees independent tokens.
+VERIFIED = (
+    ("quota:by=random", 4),
+    ("quota:by=random", 8),
+    ("quota:by=random", 16),
+    ("entropy-bound", 8),
+    ("variation-bound", 8),
+)
 
 
 def cases(rules: Sequence[str] = (), verify: int = 0) -> list[tuple[str, int]]:

@@ -31,6 +31,17 @@ __all__ = [
 
 #: An entropy, a divergence or a mutual information.
 Nats = Annotated[float, Number(0.0, 1000.0)]
+#: The meaning of "surest".
+Order = Literal["max_prob", "margin", "entropy", "random", "left"]
+
+
+def _score(view: View, by: Order) -> Tensor:
+    """Orders positions, the highest first: `[B, K]`."""
+    if by == "random":
+        return view.random("order")
+    if by == "left":
+        return -view.index.double()
+    return -view.entropy if by == "entropy" else getattr(view, by)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +61,7 @@ class Quota(Rule):
 
     per_step: Count = 1
     steps: Count | None = None
-    by: Literal["max_prob", "margin", "entropy", "random", "left"] = "max_prob"
+    by: Order = "max_prob"
 
     def choose(self, view: View) -> Choice:
         """Takes the best few."""
@@ -63,11 +74,7 @@ class Quota(Rule):
         return view.block_total // self.steps + (view.block_step < view.block_total % self.steps)
 
     def _score(self, view: View) -> Tensor:
-        if self.by == "random":
-            return view.random("order")
-        if self.by == "left":
-            return -view.index.double()
-        return -view.entropy if self.by == "entropy" else getattr(view, self.by)
+        return _score(view, self.by)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,6 +291,7 @@ class VariationBound(Rule):
 
     Attributes:
         delta: total variation per step, 0 to 1.
+        by: the order in which positions are tried, as for `Quota`; "random" is foreseen best by the drafts of `verify`.
         head: the folder of a `DependenceHead`. Default: the folder "dependence" beside the model's weights. With
             `probe=` of `decode` none is read.
 
@@ -294,11 +302,12 @@ class VariationBound(Rule):
 
     noise: ClassVar[tuple[str, ...]] = ("mask",)
     weighs: ClassVar[bool] = True
-    delta: Share = 0.02
+    delta: Share = 0.01
+    by: Order = "max_prob"
     head: str | Path | None = None
 
     def choose(self, view: View) -> Choice:
         """Takes as many as the bound allows."""
-        waiting = view.real & view.undecided
-        accept, total = within_pairs(view.dependence(), view.max_prob, waiting, self.delta, together=True)
-        return replace(commit(view, accept, view.max_prob), variation=total)
+        waiting, score = view.real & view.undecided, _score(view, self.by)
+        accept, total = within_pairs(view.dependence(), score, waiting, self.delta, together=True)
+        return replace(commit(view, accept, score), variation=total)

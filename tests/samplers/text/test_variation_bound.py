@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -140,8 +140,9 @@ def test_doubt_bounds_every_dependence(task: str) -> None:
     assert task != "pairs" or float(limit[5, 7]) == 0.5  # of bits it is the most there can be
 
 
-def test_checked_drafts_write_the_same_text_in_fewer_forwards() -> None:
-    plainly, checked = (drawn("replace", VariationBound(), 50, verify=verify) for verify in (0, 8))
+@pytest.mark.parametrize("by", ["max_prob", "random"])
+def test_checked_drafts_write_the_same_text_in_fewer_forwards(by: Literal["max_prob", "random"]) -> None:
+    plainly, checked = (drawn("replace", VariationBound(by=by), 50, verify=verify) for verify in (0, 8))
     assert checked.tokens == plainly.tokens
     assert checked.summary()["tokens_per_forward_all"] > 1.5 * plainly.summary()["tokens_per_forward_all"]
     assert [tally.variation for tally in checked.tallies] == [tally.variation for tally in plainly.tallies]
