@@ -43,11 +43,11 @@ page. To train a model of your own, see the [recipes](../zoo/recipes/README.md).
 
 
 def parameters(model: ZooModel) -> int:
-    """Counts the numbers in a model's weights by what the headers of its files say, without heads that guess ahead."""
+    """Counts the numbers in a model's weights by what the headers of its files say, without the heads beside them."""
     return sum(
         math.prod(entry["shape"])
         for path in model.folder.rglob("*.safetensors")
-        if path.parent.name != "head"
+        if path.parent.name not in ("head", "dependence")
         for name, entry in _header(path).items()
         if name != "__metadata__"
     )
