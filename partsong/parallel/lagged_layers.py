@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.knobs import Count
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.cuts.block_lists import blocks_of, chain_reason
+from partsong.parallel.cuts.block_lists import blocks_of, runs_reason
+from partsong.parallel.cuts.handed_on import check_returned, hand_on, share_output
 from partsong.parallel.exchange.displaced_patch import WarmUp
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
-from partsong.parallel.hooks.samples import map_samples, samples_of
-from partsong.parallel.ranks.collectives import Pending, exchange
+from partsong.parallel.hooks.samples import samples_of
+from partsong.parallel.ranks.collectives import Pending
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.parallel.strategy import Cut, Kind, Strategy
@@ -79,9 +80,7 @@ class LaggedLayers(Strategy):
 
     def refuses(self, adapter: Adapter) -> str | None:
         """Refuses models whose blocks are not one chain."""
-        reason = chain_reason(adapter)
-        if reason is None and adapter.long_skips:
-            reason = "long skip connections lead from its first blocks to its last, across runs"
+        reason = runs_reason(adapter)
         return None if reason is None else f"{reason}; {adapter.instead}"
 
     def composes(self, other: Strategy) -> bool:
@@ -278,7 +277,9 @@ class LaggedBlocks(Cut):
                     given = self._cross(self.starts[number], given)
                     named.update(zip(names, given, strict=True))
                 if number in self.own:
-                    return forward(**named)
+                    output = forward(**named)
+                    check_returned(self.model, self.blocks[number].name, output, names)
+                    return output
             return given if len(names) > 1 else given[0]
 
         return run
@@ -311,16 +312,11 @@ class LaggedBlocks(Cut):
         sender, receiver = self.owners[run - 1], self.owners[run]
         if sender == receiver:
             return fresh, None
-        if len({tensor.dtype for tensor in fresh}) > 1:
-            raise UnsupportedError(f"LaggedLayers on {self.model}: its blocks hand on tensors of several types")
-        if self.axis.index != receiver:
-            sends = {receiver: torch.cat([tensor.flatten() for tensor in fresh])} if self.axis.index == sender else {}
-            self._sent.append(exchange(self.axis, sends, {}, name="lagged layers"))
-            return fresh, None
-        sizes = [tensor.numel() for tensor in fresh]
-        flat = fresh[0].new_empty(sum(sizes))
-        pending = exchange(self.axis, {}, {sender: flat}, name="lagged layers")
-        return tuple(p.view(t.shape) for p, t in zip(flat.split(sizes), fresh, strict=True)), pending
+        values, pending = hand_on(self.axis, sender, receiver, fresh, name=f"lagged layers of {self.model}")
+        if self.axis.index == receiver:
+            return values, pending
+        self._sent.append(pending)
+        return fresh, None
 
     def _forecast(self, added: list[_Kept], base: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Forecasts the input of a run from what was added before it in the last steps."""
@@ -332,19 +328,8 @@ class LaggedBlocks(Cut):
 
     def _shared(self, output: Any) -> Any:
         """Sends every rank the output of the last run."""
-        parts = [part.contiguous() for part in samples_of(output)]
-        self._output_bytes = sum(part.nbytes for part in parts) // self._batch
-        last = self.axis.size - 1
-        if last == 0:
-            return output
-        is_last = self.axis.index == last
-        if not is_last:
-            parts = [torch.empty_like(part) for part in parts]
-        for part in parts:
-            sends = dict.fromkeys(range(last), part) if is_last else {}
-            exchange(self.axis, sends, {} if is_last else {last: part}, name="output of lagged layers").wait()
-        remaining = iter(parts)
-        return map_samples(output, lambda _: next(remaining))
+        self._output_bytes = sum(part.nbytes for part in samples_of(output)) // self._batch
+        return share_output(self.axis, self.axis.size - 1, output, name=f"output of lagged layers of {self.model}")
 
     def call_notes(self) -> tuple[Mapping[int, int], int]:
         """Returns the bytes per sample of each run's input, and of the output."""

@@ -94,7 +94,7 @@ class Strategy:
     uneven_axes: ClassVar[tuple[str, ...]] = ()
     #: Whether a step reads what the previous step sent.
     reads_last_step: ClassVar[bool] = False
-    #: Whether the model computes other parts of its input from one step to the next.
+    #: Whether the model computes other parts of its input from one step to the next, or several in one call.
     changes_parts: ClassVar[bool] = False
     #: Whether its ranks hold runs of blocks, so that it needs all blocks to be traced.
     cuts_blocks: ClassVar[bool] = False

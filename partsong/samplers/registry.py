@@ -23,7 +23,7 @@ from partsong.parallel.exchange.usp import Usp as Usp
 from partsong.parallel.expert_parallel.strategy import ExpertParallel as ExpertParallel
 from partsong.parallel.lagged_layers import LaggedLayers as LaggedLayers
 from partsong.parallel.latent_parallel.strategy import LatentParallel as LatentParallel
-from partsong.parallel.layer_pipeline import LayerPipeline as LayerPipeline
+from partsong.parallel.layer_pipeline.strategy import LayerPipeline as LayerPipeline
 from partsong.parallel.sharded_weights.strategy import ShardedWeights as ShardedWeights
 from partsong.parallel.step_cache.strategy import StepCache as StepCache
 from partsong.parallel.strategy import Strategy

@@ -22,14 +22,14 @@ REASONS = {
     "no autoencoder": "has no autoencoder to cut; drop ParallelVae",
 }
 
-_ON_ROWS: dict[str, str] = dict.fromkeys(("PatchPipeline", "LaggedLayers", "StepCache"), "rows")
+_ON_ROWS: dict[str, str] = dict.fromkeys(("PatchPipeline", "LaggedLayers", "LayerPipeline", "StepCache"), "rows")
 _CUT_ROWS = tuple(
     name for name, group in GROUPS.items() if set(group[0].axes) & set(TOKEN_AXES) and not group[0].changes_parts
 )
-_SHARES = ("TensorParallel", "ShardedWeights")
+_SHARES = ("TensorParallel", "ShardedWeights", "LayerPipeline")
 _REORDERED = (
     *("PatchPipeline", "LaggedLayers", "TimeParallel", "DraftedSteps"),
-    *("DisplacedPatch", "PartialPatch", "LatentParallel"),
+    *("DisplacedPatch", "PartialPatch", "LatentParallel", "LayerPipeline"),
 )
 _COUNTING: dict[str, str] = dict.fromkeys(_REORDERED, "one after the other") | {"StepCache": "two caches"}
 #: The modular pipelines that are tried hold the blocks of denoising, neither text encoders nor an autoencoder.

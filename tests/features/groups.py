@@ -19,15 +19,8 @@ from partsong.samplers.registry import BUILT_IN
 
 #: Strategies for few models, for videos or for texts, which have tests of their own.
 LEFT_OUT = (
-    *(
-        "LayerPipeline",
-        "TokenExperts",
-        "ContextParallel",
-        "DynamicSequence",
-        "ClipParallel",
-        "DualParallel",
-        "TimestepPipeline",
-    ),
+    *("TokenExperts", "ContextParallel", "DynamicSequence", "ClipParallel", "DualParallel", "TimestepPipeline"),
+    *("ExpertParallel", "StructureGuidance"),
     *("ExpertParallel", "StructureGuidance"),
 )
 #: Those that run at settings of their own. Approximate ones are exact at these: all steps are warm-up, and nothing is

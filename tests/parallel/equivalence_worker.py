@@ -18,6 +18,7 @@ from partsong import (
     ExpertParallel,
     LaggedLayers,
     LatentParallel,
+    LayerPipeline,
     PartialPatch,
     Ring,
     ShardedWeights,
@@ -66,6 +67,7 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
         cases["ShardedWeights"] = (ShardedWeights(),)
     if nproc < 3:  # the tiny models have few blocks
         cases["LaggedLayers"] = (LaggedLayers(warmup_steps=len(STEPS)),)
+        cases["LayerPipeline"] = (LayerPipeline(),)
     if nproc == 3:
         cases["Ulysses x 1 wave"] = (Ulysses(waves=1),)
         cases["Ulysses x 3 waves"] = (Ulysses(waves=3),)
@@ -104,7 +106,7 @@ FOUR = ("Usp", "TokenRing", "DynamicSequence")
 KINDS = (
     ("CfgParallel", "DataParallel"),
     ("Ulysses", "Ring", "Usp", "TokenRing", "SyncPatch", "DisplacedPatch", "PartialPatch", "LatentParallel"),
-    ("TensorParallel", "ShardedWeights", "LaggedLayers"),
+    ("TensorParallel", "ShardedWeights", "LaggedLayers", "LayerPipeline"),
 )
 #: One family for each way in which tokens meet: in one stream, under masks, beside a text, after it, and in frames.
 FIRST = ("DiT", "PixArt masked", "SD3", "Flux", "Wan")

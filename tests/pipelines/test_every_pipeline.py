@@ -14,11 +14,12 @@ from tests.pipelines import worker
 from tests.pipelines.cases import CASES, FAMILY, LEFT_OUT
 from tests.pipelines.worker import Outcome
 
-#: Heads of some tiny models are two, so they are split over two ranks only.
+#: Heads and blocks of some tiny models are two, so they are shared out over two ranks only.
+ON_TWO = ("TensorParallel", "LayerPipeline")
 PRODUCT = [
     each
     for each in itertools.product((2, 3), covering.dealt(CASES), worker.STRATEGIES)
-    if each[2] != "TensorParallel" or each[0] == 2
+    if each[2] not in ON_TWO or each[0] == 2
 ]
 
 #: What only one case tries: windows of different shape, called one after the other, are no branches of guidance.

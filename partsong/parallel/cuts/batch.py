@@ -21,7 +21,7 @@ from partsong.parallel.ranks.gradients import gather_samples, shared_call
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.shards import offsets, split_sizes
 
-__all__ = ["BatchSplit", "GuidancePair"]
+__all__ = ["BatchSplit", "GuidancePair", "with_whole"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class BatchSplit:
         output = forward(**cut)
         own = sizes[self.axis.index]
         gathered = map_samples(output, lambda x: gather_samples(self.axis, x[:own], sizes))
-        return _with_whole(gathered, cut, named)
+        return with_whole(gathered, cut, named)
 
     def rows(self, total: int) -> slice:
         """Returns the samples this rank computes, of `total`."""
@@ -180,7 +180,7 @@ class GuidancePair:
         return len(range(index, branches, self.axis.size)) * sample_bytes * (self.axis.size - 1)
 
 
-def _with_whole(output: Any, cut: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
+def with_whole(output: Any, cut: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
     """Returns an output in which a cut argument that the model returns, such as a cache, is whole again."""
     whole = {id(part): named[name] for name, part in cut.items()}
     if isinstance(output, tuple):

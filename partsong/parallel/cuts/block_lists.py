@@ -12,7 +12,10 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.adapters.row import IMAGE
 
-__all__ = ["Block", "blocks_of", "chain_only", "chain_reason"]
+__all__ = ["READ_FROM_OUTSIDE", "Block", "blocks_of", "chain_only", "chain_reason", "runs_reason"]
+
+#: Models that use a layer of a block outside calls of that block -> the number of the block.
+READ_FROM_OUTSIDE = {"DiTTransformer2DModel": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,14 @@ def chain_reason(adapter: Adapter) -> str | None:
         "its row does not say what its blocks return": mixed and not adapter.blocks,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def runs_reason(adapter: Adapter) -> str | None:
+    """Says why ranks cannot have a run of a model's blocks each; None if they can."""
+    reason = chain_reason(adapter)
+    if reason is None and adapter.long_skips:
+        reason = "long skip connections lead from its first blocks to its last, across runs"
+    return reason
 
 
 def chain_only(adapter: Adapter) -> Adapter:

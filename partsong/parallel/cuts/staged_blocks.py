@@ -22,6 +22,7 @@ from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split
 from partsong.parallel.adapters.row import JOINT
 from partsong.parallel.cuts.block_lists import blocks_of, chain_only
+from partsong.parallel.cuts.handed_on import check_returned
 from partsong.parallel.cuts.stage_sizes import stage_sizes
 from partsong.parallel.cuts.tokens import SequenceParallel
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
@@ -307,12 +308,7 @@ class StagedBlocks(SequenceParallel):
             if number == self.own.start and self._received is not None:
                 named.update(zip(names, self._received, strict=True))
             output = forward(**named)
-            returned = output if isinstance(output, tuple) else (output,)
-            if len(returned) != len(names):
-                raise UnsupportedError(
-                    f"{self.adapter.model}: block {self.blocks[number].name} returns {len(returned)} values where "
-                    f"{' and '.join(names)} are expected; its layout has changed"
-                )
+            check_returned(self.adapter.model, self.blocks[number].name, output, names)
             return output
 
         return run

@@ -242,10 +242,9 @@ class _Account:
         for axis in AXES:
             if self.degrees[axis] > 1 and seen.known:
                 pieces = f"{seen.batch} samples, {seen.branches} calls per step"
-                if cut is not None and axis in _CUT_AXES:
-                    pieces = cut.describe(seen.tokens)
-                if shards is not None and shards.axes == (axis,):
-                    pieces = shards.describe()
+                parts = [shards.describe()] if shards is not None and shards.axes == (axis,) else []
+                parts += [cut.describe(seen.tokens)] if cut is not None and axis in _CUT_AXES else []
+                pieces = ", ".join(parts) or pieces
                 if self.plan.rounds is not None and axis == self.plan.rounds.axis.name:
                     pieces = self.plan.rounds.describe()
                 lines.append(f"{pieces} over {self.degrees[axis]} ranks ({axis}){self.told_shares(axis)}")

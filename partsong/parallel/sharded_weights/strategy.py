@@ -10,14 +10,12 @@ from torch import nn
 
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import TOKEN_AXES
+from partsong.parallel.cuts.block_lists import READ_FROM_OUTSIDE
 from partsong.parallel.protocols import Shards, TextShards
 from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.strategy import Strategy
 
 __all__ = ["ShardedWeights"]
-
-#: Models that use a layer of a block outside calls of that block.
-_READ_FROM_OUTSIDE = ("DiTTransformer2DModel",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +52,7 @@ class ShardedWeights(Strategy):
 
     def refuses(self, adapter: Adapter) -> str | None:
         """Refuses models that read a block's weights outside of the block, or choose among blocks sample by sample."""
-        if adapter.model in _READ_FROM_OUTSIDE:
+        if adapter.model in READ_FROM_OUTSIDE:
             return "it reads a layer of its first block outside of that block; use TensorParallel"
         if adapter.mixes:
             return "each sample takes experts of its own, so ranks call other blocks; use ExpertParallel"

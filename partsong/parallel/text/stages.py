@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from partsong.errors import UnsupportedError
+from partsong.parallel.cuts.handed_on import hand_on, share_output
+from partsong.parallel.hooks.dropped_weights import drop_weights
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.protocols import TextShards
-from partsong.parallel.ranks.collectives import Pending, exchange
+from partsong.parallel.ranks.collectives import Pending
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.pieces import WeightPiece
 from partsong.parallel.ranks.shards import offsets
@@ -20,9 +21,6 @@ from partsong.parallel.tensor_parallel.quantised_weights import check_layers
 from partsong.parallel.text.vocabulary import cut_vocabulary
 
 __all__ = ["TextStages", "find_layers"]
-
-#: Nothing of a weight.
-_NONE = WeightPiece(0, ((0, 0),))
 
 
 def find_layers(model: Any) -> nn.ModuleList:
@@ -61,7 +59,7 @@ class TextStages(TextShards):
         self.model, self.axis, self.sizes = model, axis, sizes
         self._layers = find_layers(model)
         self._pieces: dict[tuple[nn.Module, str], WeightPiece] = {}
-        self._sent: Pending | None = None
+        self._sent: list[Pending] = []
 
     def attach(self, hooks: HookSet) -> None:
         """Leaves this rank's layers in the model, and its tokens in the vocabulary."""
@@ -72,9 +70,13 @@ class TextStages(TextShards):
         base: Any = self.model.base_model
         for hook in (
             base.register_forward_pre_hook(self._refuse_states, with_kwargs=True),
-            layers[mine[0]].register_forward_pre_hook(self._receive, with_kwargs=True),
-            layers[mine[-1]].register_forward_hook(self._send),
+            layers[mine[-1]].register_forward_hook(self._check_states),
             base.register_forward_hook(self._share),
+            *(
+                layers[start].register_forward_pre_hook(partial(self._pass, stage), with_kwargs=True)
+                for stage, start in enumerate(offsets(self.sizes))
+                if stage
+            ),
         ):
             hooks.on_remove(hook.remove)
         self._pieces |= cut_vocabulary(self.model, self.axis, hooks)
@@ -101,12 +103,7 @@ class TextStages(TextShards):
 
     def _take_off(self, layer: nn.Module, number: int, hooks: HookSet) -> None:
         """Leaves nothing of a layer but its place."""
-        for part in layer.modules():
-            for name, weight in [*part.named_parameters(recurse=False)]:
-                # Where weights are still to be read, there is nothing to read here.
-                kind = {"dtype": weight.dtype, "device": None if weight.is_meta else weight.device}
-                hooks.put(part, name, nn.Parameter(torch.empty((0, *weight.shape[1:]), **kind), False))
-                self._pieces[part, name] = _NONE
+        self._pieces |= drop_weights(layer, hooks)
         from transformers.cache_utils import Cache  # whoever has such a model has loaded it
 
         vars(layer)["forward"] = partial(_pass_on, number, Cache)
@@ -120,43 +117,32 @@ class TextStages(TextShards):
                     "TensorParallel"
                 )
 
-    def _receive(self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Puts the states of the rank before in the place of what passed unchanged through the layers it has."""
-        place = self.axis.index
-        if place == 0:
-            return None
+    def _pass(self, stage: int, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Hands the states on to a stage, in the place of what passed unchanged through layers of other ranks."""
         states: Tensor = given[0] if given else named["hidden_states"]
-        arrived = torch.empty_like(states, memory_format=torch.contiguous_format)
-        for hop in range(place):
-            exchange(self.axis, {}, {hop: arrived} if hop == place - 1 else {}, name="states of a stage").wait()
+        (arrived,), message = hand_on(self.axis, stage - 1, stage, (states,), name="states of a stage")
+        if self.axis.index != stage:
+            self._sent.append(message)
+            return None
+        message.wait()
         return ((arrived, *given[1:]), named) if given else (given, {**named, "hidden_states": arrived})
 
-    def _send(self, layer: nn.Module, given: tuple[Any, ...], states: Any) -> None:
+    def _check_states(self, layer: nn.Module, given: tuple[Any, ...], states: Any) -> None:
         if not isinstance(states, Tensor):
             raise UnsupportedError(
                 f"LayerPipeline on {type(self.model).__name__}: its layers return more than states; use ShardedWeights"
             )
-        place = self.axis.index
-        for hop in range(place, self.axis.size - 1):
-            sends = {place + 1: states.contiguous()} if hop == place else {}
-            sent = exchange(self.axis, sends, {}, name="states of a stage")
-            self._sent = sent if hop == place else self._sent
 
     def _share(self, base: nn.Module, given: tuple[Any, ...], output: Any) -> Any:
         """Gives every rank the states after the last layer and the norm."""
-        axis, last = self.axis, self.axis.size - 1
-        states: Tensor = output[0]
-        if self._sent is not None:
-            self._sent.wait()
-            self._sent = None
-        if axis.index == last:
-            exchange(axis, dict.fromkeys(range(last), states.contiguous()), {}, name="states after all layers").wait()
-            return output
-        arrived = torch.empty_like(states, memory_format=torch.contiguous_format)
-        exchange(axis, {}, {last: arrived}, name="states after all layers").wait()
+        for message in self._sent:
+            message.wait()
+        self._sent.clear()
+        last = self.axis.size - 1
+        states = share_output(self.axis, last, output[0], name="states after all layers")
         if isinstance(output, tuple):
-            return (arrived, *output[1:])
-        output["last_hidden_state"] = arrived
+            return (states, *output[1:])
+        output["last_hidden_state"] = states
         return output
 
 
