@@ -29,6 +29,7 @@ class CfgParallel(Strategy):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("cfg",)
+    expects_calls: ClassVar[bool] = True
     passes_gradients: ClassVar[bool] = True
 
     degree: Count | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -46,11 +46,13 @@ class Cut(Protocol):
         axis: the ranks it is cut over.
         sizes: tokens or rows of each rank in every stream of the current call.
         varies: whether calls of one shape may compute different parts of the model.
+        overlaps: whether calls take less time where they are made by `together`.
     """
 
     axis: Axis
     sizes: Mapping[str, tuple[int, ...]]
     varies: bool = False
+    overlaps: bool = False
 
     def attach(self, hooks: HookSet) -> None:
         """Puts on the hooks that cut, exchange and gather."""
@@ -63,6 +65,10 @@ class Cut(Protocol):
     def predict(self, batch: int, tokens: dict[str, int], itemsize: int, index: int, step: tuple[int, bool]) -> int:
         """Returns the bytes the rank at `index` sends in one forward of a step (its number, whether it is the last)."""
         ...
+
+    def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Makes several calls of the model, none of which needs the result of another."""
+        return [call() for call in calls]
 
     def call_notes(self) -> Any:
         """Returns what the bytes of the current call depend on besides its tokens; `recall` takes it."""

@@ -96,6 +96,8 @@ class Strategy:
     reads_last_step: ClassVar[bool] = False
     #: Whether the model computes other parts of its input from one step to the next, or several in one call.
     changes_parts: ClassVar[bool] = False
+    #: Whether it computes the calls of a step, for branches of guidance, before the pipeline makes them.
+    expects_calls: ClassVar[bool] = False
     #: Whether its ranks hold runs of blocks, so that it needs all blocks to be traced.
     cuts_blocks: ClassVar[bool] = False
     #: Whether inputs and weights get the gradients of one rank, where every rank computes the same loss.

@@ -21,7 +21,6 @@ from partsong.samplers.registry import BUILT_IN
 LEFT_OUT = (
     *("TokenExperts", "ContextParallel", "DynamicSequence", "ClipParallel", "DualParallel", "TimestepPipeline"),
     *("ExpertParallel", "StructureGuidance"),
-    *("ExpertParallel", "StructureGuidance"),
 )
 #: Those that run at settings of their own. Approximate ones are exact at these: all steps are warm-up, and nothing is
 #: left out.

@@ -45,7 +45,7 @@ TOO_MANY = (
     r"(\d+) rows, too few to cut over \d+ ranks",
     r"\d+ heads \(or groups of heads that read the same keys\) for \d+ ranks; choose a degree of at most (\d+)",
     r"cannot be cut over \d+ ranks; use at most (\d+)",
-    r"cannot be \d+ runs; use at most (\d+)",
+    r"cannot be \d+ (?:runs|stages); use at most (\d+)",
     r"use at most (\d+) ranks",
 )
 CASES = [(model, name, ranks) for model in MODELS for name in STRATEGIES for ranks in RANKS]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.gradients import wanted_gradient
 from partsong.parallel.hooks.model_hooks import kept_arguments
 from partsong.parallel.hooks.samples import map_samples, samples_of
+from partsong.parallel.protocols import Cut
 from partsong.parallel.ranks.collectives import exchange
 from partsong.parallel.ranks.gradients import gather_samples, shared_call
 from partsong.parallel.ranks.mesh import Axis
@@ -82,17 +84,24 @@ class GuidancePair:
         clock: where in the generation the call stands; its `branch` is set to the branch being computed.
         sample: the argument that holds the noisy latents.
         is_even: makes equally many calls of the model on every rank; a rank with fewer branches repeats its first.
+        cut: how the model is cut. Where calls may overlap in it, one rank of this axis makes those of all branches
+            together, until the pipeline makes another one than was expected.
 
     Attributes:
+        overlaps: whether the calls of a step overlap on ranks of another axis.
         computed: how many branches the ranks shared in the current call; 0 where each rank made the whole call.
         was_ready: whether the answer to the current call was there already.
         expected: predicts the arguments of the later calls of a step.
     """
 
-    def __init__(self, axis: Axis, clock: StepClock, sample: str, *, is_even: bool = False) -> None:
+    def __init__(
+        self, axis: Axis, clock: StepClock, sample: str, *, is_even: bool = False, cut: Cut | None = None
+    ) -> None:
         self.axis, self.clock, self.sample, self.is_even = axis, clock, sample, is_even
+        self.overlaps = cut is not None and cut.overlaps and axis.size == 1
         self.computed, self.was_ready = 0, False
-        self.expected = ExpectedArguments()
+        # What overlaps has no need to trust: its ranks would have made the call anyway.
+        self.expected, self._cut, self._was_wrong = ExpectedArguments(trusts=not self.overlaps), cut, False
         self._last: list[dict[str, Any]] = []
         self._now: list[dict[str, Any]] = []
         self._ready: dict[int, tuple[dict[str, Any], Any]] = {}
@@ -102,8 +111,13 @@ class GuidancePair:
 
     def reset(self) -> None:
         """Forgets the calls of the last generation."""
-        self._last, self._now, self._ready = [], [], {}
+        self._last, self._now, self._ready, self._was_wrong = [], [], {}, False
         self.expected.reset()
+
+    @property
+    def works(self) -> bool:
+        """Says whether calls of a step are computed before the pipeline makes them."""
+        return self.axis.size > 1 or self.overlaps
 
     def run(self, forward: Forward, named: Mapping[str, Any]) -> Any:
         """Makes one call of the denoiser."""
@@ -114,7 +128,7 @@ class GuidancePair:
             self._last, self._now, self._ready = self._now, [], {}
             if len(self._last) > 1:
                 self._compute_all(forward, current)
-            elif self._last and not self._warned:
+            elif self._last and not self._warned and not self.overlaps:
                 self._warned = True
                 logger.warning(
                     "guidance is off: one call per step with one sample, so the %d ranks of axis %s all compute the "
@@ -127,6 +141,7 @@ class GuidancePair:
         if expected is not None and self.expected.have_come(branch, expected[0], current):
             self.was_ready = True
             return expected[1]
+        self._was_wrong |= expected is not None
         return forward(**current)
 
     def of_rank(self, branches: int, index: int) -> Sequence[int]:
@@ -147,16 +162,25 @@ class GuidancePair:
 
         Windows of one picture are also separate calls, and no rank knows the shape of another's answer.
         """
+        if self.overlaps:
+            return len(branches) > 1 and not self._was_wrong
         shapes = {tuple(part.shape for part in tree_leaves(branch[self.sample])) for branch in branches}
         return self.axis.size > 1 and len(branches) > 1 and len(shapes) == 1
 
     def share(self, forward: Forward, branches: Sequence[Mapping[str, Any]]) -> list[Any]:
         """Computes this rank's branches, and returns the outputs of all."""
-        outputs: dict[int, Any] = {}
-        for b in self.of_rank(len(branches), self.axis.index):
-            self.clock.branch = b
-            outputs[b] = forward(**branches[b])
+
+        def compute(branch: int) -> Any:
+            self.clock.branch = branch
+            return forward(**branches[branch])
+
+        own = self.of_rank(len(branches), self.axis.index)
+        calls = [partial(compute, branch) for branch in own]
+        answers = [call() for call in calls] if self._cut is None else self._cut.together(calls)
         self.clock.branch = 0
+        if self.overlaps:
+            return answers
+        outputs = dict(zip(own, answers, strict=True))
         template = next(iter(outputs.values()))
         return [self._exchanged(b, outputs.get(b), template) for b in range(len(branches))]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,8 @@ class PipelinedBlocks(Cut):
     """Runs the blocks of one rank, and hands on what leaves them.
 
     Every rank goes through the model's own forward once for each sample, but blocks of other ranks pass on their input.
-    A rank that has handed a sample on does not wait for it: it goes on with the next one.
+    A rank that has handed a sample on does not wait for it: it goes on with the next one, of this call or, in
+    `together`, of the next one.
 
     Args:
         module: the transformer.
@@ -63,6 +64,8 @@ class PipelinedBlocks(Cut):
         ArgumentError: they cannot be shared out like this.
     """
 
+    overlaps = True
+
     def __init__(self, module: nn.Module, adapter: Adapter, axis: Axis, layers: tuple[int, ...] | None) -> None:
         self.module, self.model, self.sample = module, adapter.model, adapter.sample
         self.axis, self.sizes = axis, dict[str, tuple[int, ...]]()
@@ -74,6 +77,8 @@ class PipelinedBlocks(Cut):
         self._moved: Counter[tuple[int, int]] = Counter()
         self._last = _Passes(1, {}, self.axis.size - 1, 0)
         self._uncut: str | None = None
+        self._postponed: list[_Passes] | None = None  # calls whose results nobody has asked for yet
+        self._in_flight = 1
 
     def attach(self, hooks: HookSet) -> None:
         """Puts the hooks on the blocks and on the model."""
@@ -105,11 +110,29 @@ class PipelinedBlocks(Cut):
         owner = 0 if self._owner is None else self._owner
         returned = sum(part.nbytes for part in samples_of(output))
         self._last = _Passes(total, dict(self._moved), owner, returned)
-        output = share_output(self.axis, owner, output, name=f"output of {self.model}")
+        if self._postponed is not None:
+            self._postponed.append(self._last)
+            return output
+        return self._shared([output], [self._last])[0]
+
+    def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Makes several calls, whose samples go through the ranks one after another, and then shares the results."""
+        self._postponed = passes = []
+        try:
+            outputs = [call() for call in calls]
+        finally:
+            self._postponed = None
+        return self._shared(outputs, passes)
+
+    def _shared(self, outputs: list[Any], passes: list[_Passes]) -> list[Any]:
+        """Sends every rank the outputs of calls, and waits for all that this rank has sent."""
+        self._in_flight = sum(each.batch for each in passes)
+        name = f"output of {self.model}"
+        whole = [share_output(self.axis, p.owner, o, name=name) for o, p in zip(outputs, passes, strict=True)]
         for pending in self._sent:
             pending.wait()
         self._sent.clear()
-        return output
+        return whole
 
     def _samples(self, named: dict[str, Any], total: int) -> list[dict[str, Any]]:
         """Returns the arguments of every sample; those of all at once where it is not known how to cut them."""
@@ -169,9 +192,9 @@ class PipelinedBlocks(Cut):
         """Says how many samples are under way at a time."""
         if self._uncut is not None:
             return f"all samples of a call at once ({self._uncut}), so that one rank works at a time,"
-        if self._last.batch == 1:
-            return "one sample in a call, so that one rank works at a time,"
-        return f"{self._last.batch} samples of a call in flight"
+        if self._in_flight == 1:
+            return "one sample at a time, so that one rank works at a time,"
+        return f"{self._in_flight} samples in flight"
 
 
 class LayerWeights(Shards):

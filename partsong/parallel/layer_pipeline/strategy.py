@@ -27,9 +27,10 @@ class LayerPipeline(Strategy):
 
     Each rank runs its layers and sends what leaves them to the next one, and the last one sends its result to all.
     That is little to send, and in return a rank waits for those before it. A denoiser's call is taken apart: while a
-    rank works on a sample, the one before it works on the next, so a batch of pictures, or of guidance branches that
-    the pipeline puts in one call, keeps several ranks busy. A call with one sample goes through the ranks in turn: it
-    makes a model fit, and does not make it faster.
+    rank works on a sample, the one before it works on the next, so several pictures, or branches of guidance, keep
+    several ranks busy. Where the pipeline calls the model once per branch, the first step shows the calls, and from the
+    second on all calls of a step go through the ranks together (see `GuidancePair`). One sample without guidance goes
+    through the ranks in turn: that makes a model fit, and does not make it faster.
 
     A call of a language model stays whole, and goes through the ranks in turn. A rank has the keys of its own layers.
     The vocabulary is cut over all ranks. `TensorParallel` sends two messages a token for every layer.
@@ -51,6 +52,7 @@ class LayerPipeline(Strategy):
     cuts_weights: ClassVar[bool] = True
     cuts_blocks: ClassVar[bool] = True
     changes_parts: ClassVar[bool] = True
+    expects_calls: ClassVar[bool] = True
 
     degree: Count | None = None
     layers: Layers | None = None

@@ -25,7 +25,7 @@ from partsong.parallel.hooks.kept_objects import refuse_loads
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, kept_arguments, signature_of
 from partsong.parallel.hooks.samples import with_samples
 from partsong.parallel.plan.checks import KnownLayers, check_device, check_given
-from partsong.parallel.plan.neighbours import check_guidance_calls, check_neighbours, hook_of_a_user
+from partsong.parallel.plan.neighbours import changes_layers, check_guidance_calls, check_neighbours, hook_of_a_user
 from partsong.parallel.plan.seen import ModelRun, Seen, counting_flops
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
@@ -89,7 +89,8 @@ class Denoiser:
         self.batch = BatchSplit(mesh.axis("data", "cfg"), BatchRules.of(self.adapter), module)
         # Ranks that share weights over this axis gather them together, so each must make equally many calls.
         is_even = self.shards is not None and "cfg" in self.shards.axes
-        self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock, self.adapter.sample, is_even=is_even)
+        sample = self.adapter.sample
+        self.guidance = GuidancePair(mesh.axis("cfg"), plan.clock, sample, is_even=is_even, cut=self.cut)
         self._shapes: dict[int, tuple[Any, ...]] = {}
         self._positions: tuple[str, ...] = ()
         plan.clock.on_begin(self._begin)
@@ -217,9 +218,12 @@ class Denoiser:
     def _share(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
         self.guidance.computed, self.guidance.was_ready = 0, False
         # What another call has computed for this one has no gradients of this one's arguments.
-        is_guided = self.guidance.axis.size > 1 and not wanted_gradient([self.module], named)
+        is_guided = self.guidance.works and not wanted_gradient([self.module], named)
+        if self.guidance.overlaps and changes_layers(self.plan.guider()):
+            is_guided = False  # its calls are made when the pipeline makes them
         if is_guided and not self.splits(named):
-            check_guidance_calls(self.module, self.plan.guider(), "CfgParallel")
+            if not self.guidance.overlaps:
+                check_guidance_calls(self.module, self.plan.guider(), "CfgParallel")
             return self.guidance.run(forward, named)
         return self._split(forward, named)
 

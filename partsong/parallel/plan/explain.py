@@ -159,7 +159,7 @@ class _Account:
 
     def calls_bytes(self, denoiser: Denoiser, like: int, step: int, rank: int) -> int:
         """Counts what a rank sends in a step for calls like those of some step."""
-        calls = denoiser.seen.calls_of(like, denoiser.guidance.axis.size > 1)
+        calls = denoiser.seen.calls_of(like, denoiser.guidance.works)
         return sum(self.call_bytes(denoiser, call, step, rank) for call in calls)
 
     def call_bytes(self, denoiser: Denoiser, call: DenoiserCall, step: int, rank: int) -> int:
@@ -186,6 +186,7 @@ class _Account:
         # and neither has one with another shape than before.
         begins = step in denoiser.seen.changed or step == min(denoiser.seen.steps, default=step)
         tokens, runs = call.tokens[branch], call.runs[branch] or (ModelRun(batch, None),)
+        batch = runs[0].samples if call.branches else batch  # branches may differ in their number of samples
         total = 0
         for run in runs:
             # A rank with another share of the batch is assumed to skip the same fraction of it.

@@ -12,7 +12,14 @@ from partsong.parallel.protocols import Attachment, Cut, Shards
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.strategy import Strategy
 
-__all__ = ["Hooked", "check_guidance_calls", "check_neighbours", "hook_of_a_user", "refused_change"]
+__all__ = [
+    "Hooked",
+    "changes_layers",
+    "check_guidance_calls",
+    "check_neighbours",
+    "hook_of_a_user",
+    "refused_change",
+]
 
 #: Packages whose hooks on layers know what they do.
 _KNOWN_HOOKS = ("partsong", "torch", "accelerate", "diffusers", "peft", "torchao")
@@ -86,15 +93,20 @@ def check_guidance_calls(module: nn.Module, guider: Any, names: str) -> None:
             f"{type(module).__name__}: {kind} counts the calls for each branch of guidance, and the ranks of "
             f"{names} make some of them for each other; call disable_cache() and use StepCache, or drop {names}"
         )
-    if guider is None:
-        return
-    from diffusers.guiders.guider_utils import BaseGuidance  # loaded already, since there is a guider
-
-    if type(guider).prepare_models is not BaseGuidance.prepare_models:
+    if changes_layers(guider):
         raise UnsupportedError(
             f"{type(module).__name__}: {type(guider).__name__} changes layers for one of its calls, and {names} makes "
             "calls at other times than the pipeline; use another guider, or a strategy such as Ulysses"
         )
+
+
+def changes_layers(guider: Any) -> bool:
+    """Says whether the guidance of a modular pipeline changes layers for one of its calls."""
+    if guider is None:
+        return False
+    from diffusers.guiders.guider_utils import BaseGuidance  # loaded already, since there is a guider
+
+    return type(guider).prepare_models is not BaseGuidance.prepare_models
 
 
 def refused_change(denoiser: Hooked, name: str, given: tuple[Any, ...]) -> str | None:

@@ -264,13 +264,13 @@ def can_join(names: tuple[str, ...], calls_per_step: int) -> bool:
     """Says whether jobs under these strategies can take turns step by step.
 
     What a strategy keeps from one step to the next belongs to one generation, so only those that keep nothing can.
-    `CfgParallel` keeps something where the pipeline calls its model once per branch.
+    `CfgParallel` and `LayerPipeline` keep something where the pipeline calls its model once per branch.
     """
     return all(_is_stateless(parse_strategy(name), calls_per_step) for name in names)
 
 
 def _is_stateless(strategy: Strategy, calls_per_step: int) -> bool:
-    if "cfg" in strategy.axes and calls_per_step > 1:
+    if strategy.expects_calls and calls_per_step > 1:
         return False
     keeps = strategy.has_loop or strategy.reads_last_step or strategy.uses_all_ranks
     return strategy.kind == "exact" and strategy.denoises and not keeps

@@ -54,7 +54,10 @@ def _painted(samples: int) -> dict[str, Any]:
 
 
 _KEPT = dict.fromkeys(
-    ("Ulysses", "Ring", "SyncPatch", "DisplacedPatch", "PartialPatch", "TokenRing", "Usp", "LatentParallel"),
+    (
+        *("Ulysses", "Ring", "SyncPatch", "DisplacedPatch", "PartialPatch", "TokenRing", "Usp", "LatentParallel"),
+        "LayerPipeline",
+    ),
     "it keeps keys and values of reference tokens by position",
 )
 

@@ -63,7 +63,10 @@ def _controlled(samples: int) -> dict[str, Any]:
 
 
 _MASKED = dict.fromkeys(
-    ("Ulysses", "LatentParallel", "Ring", "SyncPatch", "DisplacedPatch", "PartialPatch", "TokenRing", "Usp"),
+    (
+        *("Ulysses", "LatentParallel", "Ring", "SyncPatch", "DisplacedPatch", "PartialPatch", "TokenRing", "Usp"),
+        "LayerPipeline",
+    ),
     "masks every pair of picture",
 )
 
