@@ -70,6 +70,11 @@ class Pending:
         """Says whether `wait` would return at once."""
         return all(work.is_completed() for work in self._works)
 
+    @property
+    def works(self) -> Sequence[dist.Work]:
+        """Returns the handles of the messages, for a thread that waits instead of `wait`; none once that has waited."""
+        return self._works
+
     def wait(self) -> None:
         """Waits until all messages have been received and sent; may be called again.
 
