@@ -12,7 +12,7 @@ from partsong.kernels.keyed_draw import TokenDraw
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.match import Match
 
-__all__ = ["DraftText", "Drafter", "DrafterKnobs", "Observation", "PromptReader"]
+__all__ = ["ClosingDrafter", "DraftText", "Drafter", "DrafterKnobs", "Observation", "PromptReader"]
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -80,6 +80,15 @@ class PromptReader(Protocol):
 
     def read_prompt(self, text: DraftText, states: Tensor) -> None:
         """Takes in the states before a text's last token, `[tokens, layers, hidden size]`, as far back as they go."""
+        ...
+
+
+@runtime_checkable
+class ClosingDrafter(Protocol):
+    """Is a drafter that holds something, such as another rank's attention, until it is closed."""
+
+    def close(self) -> None:
+        """Gives it back; nothing is proposed afterwards."""
         ...
 
 

@@ -12,7 +12,8 @@ from partsong.errors import ArgumentError
 from partsong.kernels.keyed_draw import TokenDraw
 from partsong.kernels.speculation.budget import with_masks, within_budget
 from partsong.kernels.speculation.draft import DraftTree
-from partsong.kernels.speculation.drafter import Drafter, DraftText, Observation, PromptReader
+from partsong.kernels.speculation.drafter import ClosingDrafter, Drafter, DraftText, Observation, PromptReader
+from partsong.kernels.speculation.lengths import AcceptedLengths
 from partsong.kernels.speculation.match import Match
 
 __all__ = ["Speculator"]
@@ -30,12 +31,14 @@ class Speculator:
         costs: costs of steps over 1, 2, ... tokens; no step has more of them, unless there are more texts.
         ends: tokens that end a text.
         vocabulary: how many tokens the model has; None where any number may be one.
+        lengths: how many tokens steps gave, by their place in the answer; counted where there are drafters.
     """
 
     drafters: tuple[Drafter, ...] = ()
     costs: tuple[float, ...] = (1.0,)
     ends: frozenset[int] = frozenset()
     vocabulary: int | None = None
+    lengths: AcceptedLengths = field(init=False, default_factory=AcceptedLengths)
     _texts: dict[Hashable, DraftText] = field(init=False, default_factory=dict)
     #: Average gain in tokens of a step when masks followed the last token of the previous step.
     _gain: float = field(init=False, default=_GAIN)
@@ -92,6 +95,12 @@ class Speculator:
         for key in list(self._texts):
             self.leave(key)
 
+    def close(self) -> None:
+        """Closes drafters that hold something."""
+        for drafter in self.drafters:
+            if isinstance(drafter, ClosingDrafter):
+                drafter.close()
+
     def propose(self, keys: Sequence[Hashable], rooms: Sequence[int]) -> list[DraftTree]:
         """Guesses what follows each text, at most `rooms` tokens deep; empty if nothing pays off.
 
@@ -136,6 +145,7 @@ class Speculator:
         text = self._texts[key]
         text.tokens += match.tokens
         text.draw = draw
+        self.lengths.see(draw.place - len(match.tokens), len(match.tokens))
         if len(draft):
             self._gain += _LEARN * (len(match.tokens) - 1 - self._gain)
         self._show(text, draft, match, hidden)
