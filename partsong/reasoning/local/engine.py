@@ -133,10 +133,11 @@ class LocalEngine:
         kind = "-".join(filter(None, (str(self.model.dtype).removeprefix("torch."), weights)))
         self.name = name or f"local/{loaded.name}/{kind}"
         self._lockstep = _lockstep(self.model)
-        guessing = _speculator(self.model, self.tokenizer, drafters, costs, self._ends)
+        #: What guesses ahead: its drafters, and how many tokens their guesses gave.
+        self.speculator = _speculator(self.model, self.tokenizer, drafters, costs, self._ends)
         kept = int(cache_mb * 1e6 / self.model.bytes_per_token)
         rooms: dict[str, Any] = {"max_rows": max_rows, "prefill_chunk": prefill_chunk, "kept_tokens": kept}
-        self._scheduler = Scheduler(self.model, speculator=guessing, **rooms)
+        self._scheduler = Scheduler(self.model, speculator=self.speculator, **rooms)
         self._start()
 
     def _read(self, loaded: LoadedModel, end_tokens: Collection[int] | None) -> None:
@@ -151,7 +152,7 @@ class LocalEngine:
     def _start(self) -> None:
         is_first = self.model.plan is None or self.model.plan.mesh.is_main
         self._worker = Worker(self._scheduler, self.name, self._lockstep) if is_first else None
-        self._end = weakref.finalize(self, _end, self._worker, self.model)
+        self._end = weakref.finalize(self, _end, self._worker, self.model, self.speculator)
         self._numbers = itertools.count()
 
     @property
@@ -288,13 +289,14 @@ def _begins_in_thoughts(tokenizer: PreTrainedTokenizerBase, request: Request, pr
     return isinstance(end, TokenRun) and str(tokenizer.decode(list(end.tokens[-16:]))).rstrip().endswith(THINK_TAGS[0])
 
 
-def _end(worker: Worker | None, model: LocalModel) -> None:
+def _end(worker: Worker | None, model: LocalModel, speculator: Speculator) -> None:
     if worker is not None:
         worker.close()
         # A thread that is inside torch while the interpreter shuts down would crash the process.
         worker.join()
         if worker.failure is not None and model.plan is not None:
             model.plan.abandon()
+    speculator.close()
     model.close()
 
 

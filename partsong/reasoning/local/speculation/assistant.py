@@ -22,21 +22,17 @@ from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DraftText, Observation
 from partsong.kernels.speculation.guess_chain import GuessChain
 from partsong.knobs import Count, Knobs, Number
-from partsong.reasoning.local.batch import Batch
 from partsong.reasoning.local.batch_feed import BatchRow
 from partsong.reasoning.local.loading import load
 from partsong.reasoning.local.model import LocalModel
-from partsong.reasoning.local.prefix_node import PrefixNode
-from partsong.reasoning.local.prefix_tree import PrefixTree, common_length
+from partsong.reasoning.local.prefix_tree import common_length
+from partsong.reasoning.local.speculation.second_rows import SecondRows
 from partsong.reasoning.local.speculation.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
     from partsong.parallel.layer_parallel import LayerParallel
 
 __all__ = ["Assistant", "AssistantDrafter"]
-
-#: Tokens of prompts whose keys are kept after use.
-_KEPT = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,8 +127,8 @@ class AssistantDrafter:
     ) -> None:
         self._grouped, self._exact = grouped, nullcontext if grouped is None else grouped.exact
         self.model, self._length, self._branches, self._cost = model, length, branches, cost
-        self._batch: Batch[BatchRow] = Batch(model)
-        self._tree = PrefixTree(model.room_for, _KEPT, self._batch.note_cut)
+        self._known = SecondRows(model)
+        self._batch = self._known.batch
         self._writings: dict[DraftText, _Writing] = {}
 
     def propose(self, texts: Sequence[DraftText], rooms: Sequence[int]) -> list[DraftTree]:
@@ -161,8 +157,7 @@ class AssistantDrafter:
     def forget(self, text: DraftText) -> None:
         """Drops the keys of a text."""
         if (writing := self._writings.pop(text, None)) is not None:
-            self._batch.leave(writing.row)
-            self._tree.trim()
+            self._known.drop(writing.row)
 
     def _is_worth(self, writing: _Writing, room: int) -> bool:
         """Says whether the next guess gives more tokens for its time than the step has without it."""
@@ -174,19 +169,11 @@ class AssistantDrafter:
 
     def _take_in(self, texts: Iterable[DraftText]) -> None:
         """Reads the prompts of texts that are new."""
-        new = {text: self._tree.place(text.tokens[:-1])[0] for text in texts if text not in self._writings}
-        chunks = dict[PrefixNode, int]()
-        for leaf in new.values():
-            chunks |= {node: len(node.tokens) - node.done for node in leaf.chain() if not node.complete}
-        if chunks:
-            with self._exact():
-                self._batch.forward(list(chunks.items()))  # rows compute, too, but do not go on
-        for node, count in chunks.items():
-            node.done += count
+        new = {text: self._known.place(text.tokens) for text in texts if text not in self._writings}
+        with self._exact():
+            self._known.read(list(new.values()))
         for text, leaf in new.items():
-            row = BatchRow(leaf, text.tokens[-1])
-            self._batch.join(row)
-            self._writings[text] = _Writing(row, GuessChain(self._length))
+            self._writings[text] = _Writing(self._known.begin(leaf, text.tokens[-1]), GuessChain(self._length))
 
     def _catch_up(self, most: Mapping[DraftText, int]) -> None:
         """Feeds the texts' new tokens, after removing wrong guesses; makes the first guess."""

@@ -9,8 +9,9 @@ from partsong.knobs import by_name
 from partsong.reasoning.local.speculation.assistant import Assistant
 from partsong.reasoning.local.speculation.head import TrainedHead
 from partsong.reasoning.local.speculation.masked import Masked
+from partsong.reasoning.local.speculation.saguaro import Saguaro
 
 __all__ = ["DRAFTERS"]
 
 #: Name -> knobs.
-DRAFTERS = MappingProxyType({**COMMON, **by_name((Assistant, Masked)), "head": TrainedHead})
+DRAFTERS = MappingProxyType({**COMMON, **by_name((Assistant, Saguaro, Masked)), "head": TrainedHead})
