@@ -19,7 +19,7 @@ LEARNS = ("partsong/samplers/time_parallel/rehear", "partsong/samplers/time_para
 #: Whether a causal model's mask hides something.
 HIDES = "_local_scalar_dense partsong/samplers/long_video/staged_frames.py:StagedFrames._masks"
 #: Of tensors in the host's memory: the first rank's orders, and the comparison of what became of them.
-ORDERS = "numpy partsong/parallel/ranks/objects.py:share_object"
+ORDERS = ("numpy partsong/parallel/ranks/objects.py:_length", "numpy partsong/parallel/ranks/objects.py:_object")
 OUTCOMES = "tolist partsong/parallel/ranks/collectives.py:agree"
 #: A model without its pipeline tells its steps by their times.
 TIMES = "_local_scalar_dense partsong/parallel/hooks/clock.py:_first"
@@ -53,6 +53,8 @@ def test_a_turn_of_a_server_asks_the_device_for_the_time_alone() -> None:
     """Its orders and outcomes do not touch the device."""
     for number, rank in enumerate(counted()["server"]):
         # The first rank wrote the orders itself.
-        assert rank.waits == {ORDERS: 1.0 if number == 0 else 2.0, OUTCOMES: 1.0, TIMES: 1.0}
+        length, order = ORDERS
+        orders = {length: 1.0} if number == 0 else {length: 2.0, order: 1.0}
+        assert rank.waits == orders | {OUTCOMES: 1.0, TIMES: 1.0}
         assert rank.uploads == {}
         assert sum(rank.late.values()) == 1.0
