@@ -171,3 +171,16 @@ def run(nproc: int) -> dict[str, list[dict[str, Any]]]:
             keys = ("right", "sent", "counted_sent", "received", "counted_received")
             results[name] = [dict(zip(keys, values, strict=True)) for values in agree(axis, row)]
     return results
+
+
+def dropped(nproc: int) -> list[list[float]]:
+    """What ranks say to each other after messages that nobody waited for, as after an error."""
+    with Mesh(data=nproc) as mesh:
+        axis = mesh.axis("data")
+        peer = 1 - axis.index
+        for turn in range(40):
+            sent = torch.full((1 << 18,), float(turn))
+            exchange(axis, {peer: sent}, {peer: torch.empty_like(sent)}, name="what nobody waits for")
+            del sent
+            _ = [torch.empty(1 << 18) for _ in range(3)]  # takes the memory of what was dropped
+        return agree(axis, [axis.index])

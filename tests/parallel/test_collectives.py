@@ -38,3 +38,7 @@ def test_something_moves_when_there_are_peers() -> None:
     quiet = [name for name, rows in results(2).items() if not any(row["sent"] for row in rows)]
     assert quiet == ["halo refused"]
     assert not any(row["sent"] for rows in results(1).values() for row in rows)
+
+
+def test_messages_that_nobody_waits_for_hold_up_no_other() -> None:
+    assert launch(collective_worker.dropped, 2, 2) == [[0.0], [1.0]]

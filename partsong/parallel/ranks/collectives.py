@@ -43,12 +43,17 @@ __all__ = [
 
 _TAGS = 1 << 16
 _HOST = torch.device("cpu")
+#: Messages that were dropped while they were pending. gloo's thread never comes back from one whose memory is gone.
+_dropped: list[tuple[Sequence[dist.Work], Sequence[Tensor]]] = []
 #: Bytes to and from each peer index.
 _Amounts = tuple[Mapping[int, int], Mapping[int, int]]
 
 
 class Pending:
-    """Holds pending messages and keeps their tensors alive; call `wait` before you read a received tensor."""
+    """Holds pending messages and keeps their tensors alive; call `wait` before you read a received tensor.
+
+    Messages that are dropped, as after an error, keep their tensors until they have come.
+    """
 
     def __init__(
         self,
@@ -60,6 +65,11 @@ class Pending:
     ) -> None:
         self.name, self._peers = name, peers
         self._works, self._tensors, self._finish = works, tensors, list(finish)
+
+    def __del__(self) -> None:
+        if self._works and not self.done:
+            _dropped[:] = [each for each in _dropped if not all(work.is_completed() for work in each[0])]
+            _dropped.append((self._works, self._tensors))
 
     def then(self, finish: Callable[[], Any]) -> None:
         """Calls a function once all messages have been received and sent; never if there are none."""
