@@ -27,7 +27,7 @@ class ContextParallel(TextOnly):
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         shortest: tokens of the shortest call that is cut. Shorter calls, and those with masks of their own, such as
-            batches with padding, are computed whole on every rank.
+            batches with padding or several texts in a row, are computed whole on every rank.
 
     Source: section 3.3.2 of The Llama 3 Herd of Models, arXiv 2407.21783.
 

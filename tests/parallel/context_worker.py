@@ -75,6 +75,9 @@ def compared(family: str, mesh: Mesh) -> dict[str, Any]:
     calls = {
         **{f"{length} tokens": functools.partial(logits, model, ids_of(length)) for length in LENGTHS},
         "its own positions": lambda: model(long, position_ids=torch.arange(2, 26)[None]).logits,
+        "two texts in a row": lambda: (
+            model(long[:1], position_ids=torch.arange(12).repeat(2)[None], use_cache=False).logits
+        ),
         "embeddings": lambda: model(inputs_embeds=model.get_input_embeddings()(long)).logits,
         "the last logits": lambda: model(long, logits_to_keep=1).logits,
         "two calls": lambda: in_two_calls(model, long),

@@ -117,8 +117,8 @@ class TextContext(TextShards):
         if given:
             named = {**named, "input_ids": given[0]}
         tokens, mask = named[key], named.get("attention_mask")
-        length = tokens.shape[1]
-        if length < self.shortest or len(given) > 1 or _hides(mask):
+        length, places = tokens.shape[1], named.get("position_ids")
+        if length < self.shortest or len(given) > 1 or _hides(mask) or _is_packed(places):
             return None
         if named.get("output_hidden_states") or named.get("output_attentions"):
             raise UnsupportedError(
@@ -135,7 +135,6 @@ class TextContext(TextShards):
             self._before = int(self._cache.get_seq_length())
             vars(self._cache)["update"] = _nothing_kept
         self._usual, self._config._attn_implementation = self._config._attn_implementation, self._name
-        places = named.get("position_ids")
         if places is None:
             places = torch.arange(self._before, self._before + length, device=tokens.device)[None]
         mine = {key: tokens.index_select(1, cut.index), "position_ids": places[..., cut.index], "attention_mask": None}
@@ -197,6 +196,11 @@ def _hides(mask: Any) -> bool:
     if mask is None:
         return False
     return not isinstance(mask, Tensor) or mask.dim() != 2 or not bool(mask.all())
+
+
+def _is_packed(places: Tensor | None) -> bool:
+    """Says whether a row holds several texts, which do not see each other: positions do not rise by one."""
+    return places is not None and not bool((places.diff(dim=-1) == 1).all())
 
 
 def _nothing_kept(keys: Tensor, values: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
