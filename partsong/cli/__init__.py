@@ -21,18 +21,15 @@ import tyro
 from partsong import zoo
 from partsong.cli.bounds import check_bounds
 from partsong.cli.commands import COMMANDS, Command
+from partsong.cli.eval_options import Eval, EvalSuite, PlannerEval, Promises, Reasoning
 from partsong.cli.options import (
     Bench,
     Calibrating,
     Demo,
     Env,
-    Eval,
-    EvalSuite,
     Image,
     List,
-    PlannerEval,
     Planning,
-    Reasoning,
     ServeCheck,
     Serving,
     Text,
@@ -65,6 +62,7 @@ _COMMANDS: dict[type, tuple[str, str, str]] = {
     Think: ("think", "think", "summary"),
     Eval: ("eval", "evaluate", "summary"),
     Reasoning: ("eval_reasoning", "evaluate", "summary"),
+    Promises: ("eval_promises", "evaluate", "summary"),
     Bench: ("bench", "bench", "summary"),
     PlannerEval: ("plan", "evaluate", "evaluate_summary"),
     Planning: ("plan", "plan", "plan_summary"),

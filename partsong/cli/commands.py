@@ -6,12 +6,12 @@ from typing import Annotated, Any, Union
 
 import tyro
 
+from partsong.cli.eval_options import EvalSuite
 from partsong.cli.options import (
     Bench,
     Calibrating,
     Demo,
     Env,
-    EvalSuite,
     Image,
     List,
     Planning,

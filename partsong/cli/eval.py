@@ -8,7 +8,8 @@ from dataclasses import fields
 from typing import Any
 
 from partsong.cli.decoding import check_decoding, read_rule
-from partsong.cli.options import Decoding, Eval
+from partsong.cli.eval_options import Eval
+from partsong.cli.options import Decoding
 from partsong.cli.ranks import refuse_torchrun
 from partsong.cli.table import table
 from partsong.errors import ArgumentError
@@ -29,6 +30,9 @@ SUITES = {
     "reasoning": (
         "thinking methods on tasks and benchmarks whose answers can be checked: accuracy with intervals, paired "
         "differences, tokens in all and one after another"
+    ),
+    "promises": (
+        "what papers promise of their methods beside what is measured here, with intervals, cost and a verdict"
     ),
 }
 #: Options for suites that need a model.

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from partsong.cli.bounds import check_files
 from partsong.cli.engines import local_model, make_engine
-from partsong.cli.options import Reasoning
+from partsong.cli.eval_options import Reasoning
 from partsong.cli.ranks import refuse_torchrun
 from partsong.cli.table import table
+from partsong.errors import ArgumentError
 from partsong.outputs import write_text
 from partsong.progress import progress
 
 if TYPE_CHECKING:
     from partsong.evals.reasoning.job import ReasoningJob
     from partsong.evals.reasoning.outcome import Outcome
+    from partsong.evals.reasoning.problem import Problem
 
 __all__ = ["evaluate", "summary"]
 
@@ -57,7 +59,7 @@ def evaluate(options: Reasoning) -> dict[str, Any]:
 
 def _job(options: Reasoning) -> ReasoningJob:
     """Checks the options and reads them into a job."""
-    from partsong.evals.reasoning.job import ReasoningJob, read_problems
+    from partsong.evals.reasoning.job import ReasoningJob
     from partsong.evals.reasoning.suite import read_strategies
     from partsong.reasoning import Budget, Parameters
 
@@ -68,7 +70,7 @@ def _job(options: Reasoning) -> ReasoningJob:
     # All strategies share one pool, so it is drawn with the confidence that best-of-n reads.
     confident = options.samples is not None and any(text.startswith("best-of-n") for text in options.strategies)
     return ReasoningJob(
-        problems=read_problems(options.tasks, options.num, options.seed),
+        problems=_problems(options),
         strategies=tuple(dict.fromkeys(options.strategies)),
         parameters=Parameters(
             max_tokens=options.max_tokens,
@@ -83,6 +85,25 @@ def _job(options: Reasoning) -> ReasoningJob:
         model=model,
         work=None if options.work is None else Path(options.work),
     )
+
+
+def _problems(options: Reasoning) -> list[Problem]:
+    """Reads the problems; programs are run only where the user said so, and on a machine that can confine them."""
+    from partsong.evals.reasoning.datasets import DATASETS
+    from partsong.evals.reasoning.job import read_problems
+    from partsong.evals.reasoning.published import PUBLISHED
+    from partsong.reasoning.answers.sandbox import Sandbox
+
+    programs = {name for name, row in DATASETS.items() if row.kind == "code"}
+    programs |= {name for name, row in PUBLISHED.items() if row.runs}
+    if (asked := [name for name in options.tasks if name in programs]) and not options.run_programs:
+        raise ArgumentError(f"{asked[0]} is judged by running what the model writes; allow that with --run-programs")
+    runner = None
+    if options.run_programs:
+        runner = Sandbox()
+        asyncio.run(runner.check())
+    data = None if options.data is None else Path(options.data)
+    return read_problems(options.tasks, options.num, options.seed, data=data, runner=runner)
 
 
 def summary(result: dict[str, Any]) -> str:

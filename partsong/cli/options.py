@@ -7,14 +7,13 @@ from typing import Annotated, Literal
 
 import tyro
 
-from partsong.cli.option_types import Common, Count, Path, Positive, Question, Seed, Temperature, Words
-from partsong.cli.planning_options import Calibrating, PlannerEval, Planning
+from partsong.cli.option_types import Common, Count, Path, Positive, Question, Seed, Temperature
+from partsong.cli.planning_options import Calibrating, Planning
 from partsong.cli.serving_options import ServeCheck, Serving
 from partsong.knobs import Number, Whole
 
 __all__ = [
-    "Asking", "Bench", "Calibrating", "Decoding", "Demo", "Env", "Eval", "EvalSuite", "Image",
-    "List", "Oracle", "ParallelBench", "PlannerEval", "Planning", "Reasoning", "Sampling", "ServeCheck",
+    "Asking", "Bench", "Calibrating", "Decoding", "Demo", "Env", "Image", "List", "Planning", "Sampling", "ServeCheck",
     "Serving", "Text", "Think", "Video",
 ]  # fmt: skip
 
@@ -251,72 +250,6 @@ class Think(Asking):
     """Write the text of the answer to this file."""
     ledger: Path = None
     """Append one JSON line per call to this file."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Eval(Decoding):
-    """Measure decoding rules: how often their texts are valid, and how many tokens a forward gives."""
-
-    suite: tyro.conf.Suppress[str] = ""
-    rules: Words = ()
-    """Rules to measure, NAME[:KEY=VALUE,...] each; if not given, all (oracle) or the default rule (parallelbench)."""
-    tasks: Words = ()
-    """Tasks of the suite; all of them if not given."""
-    num: Count = None
-    """How many texts per rule and task; if not given, 1000 for oracle and 100 for parallelbench."""
-    temperature: Annotated[float | None, Number(0.0), tyro.conf.arg(metavar="FLOAT")] = None
-    """How freely tokens are drawn; if not given, 1 for oracle and 0 (the most likely ones) for parallelbench."""
-    batch_size: Count = None
-    """parallelbench: how many problems to decode together; 32 if not given. Answers do not depend on it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Oracle(Eval):
-    """Measure decoding rules on tasks whose exact conditionals are known."""
-
-    suite: tyro.conf.Suppress[str] = "oracle"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParallelBench(Eval):
-    """Measure decoding rules with a model on list operations, sums and puzzles, after ParallelBench."""
-
-    suite: tyro.conf.Suppress[str] = "parallelbench"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reasoning(Asking):
-    """Measure thinking methods with a model on problems whose answers can be checked: intervals, token counts."""
-
-    tasks: Words = ("countdown", "word-problems")
-    """Tasks drawn from a seed (countdown, list-operations, multiplication, sudoku, word-problems), benchmarks from an
-    installed package (gsm8k, math-500, svamp ...), or JSONL files."""
-    strategies: Words = ("greedy", "single", "self-consistency:num=8", "pdr:schedule=4-1")
-    """Thinking methods, NAME[:KEY=VALUE,...] (see `partsong list thinking`), or greedy. The others are compared with
-    the first."""
-    num: Positive = 50
-    """How many problems of each task."""
-    samples: Count = None
-    """Draw this many samples of each problem once; strategies that need only samples then share them."""
-    budget_tokens: Count = None
-    """At most this many tokens for one problem with one strategy."""
-    work: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Keep samples, calls and finished problems in this folder; after an interruption the same command continues."""
-    plot: Path = None
-    """Draw accuracy against tokens into this SVG file."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalSuite:
-    """Measure decoding rules, thinking methods, or predictions."""
-
-    suite: (
-        Annotated[Oracle, tyro.conf.subcommand("oracle")]
-        | Annotated[ParallelBench, tyro.conf.subcommand("parallelbench")]
-        | Annotated[Reasoning, tyro.conf.subcommand("reasoning")]
-        | Annotated[PlannerEval, tyro.conf.subcommand("planner")]
-    )
-    """What to measure on (see `partsong list suites`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

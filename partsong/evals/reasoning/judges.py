@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 
 from partsong.reasoning.answers.checking import MathChecker, same_number, shared_checker
 from partsong.reasoning.answers.extract_rows import items_of
 from partsong.reasoning.answers.sandbox import Runner
 
-__all__ = ["ends_well", "is_list", "is_math", "is_number", "is_text"]
+__all__ = ["ends_well", "is_list", "is_math", "is_number", "is_text", "passes"]
 
 
 def is_number(answer: str | None, *, gold: str) -> bool:
@@ -45,7 +47,10 @@ def is_math(answer: str | None, *, gold: str, checker: MathChecker | None = None
 
 
 def ends_well(code: str | None, *, before: str, after: str, runner: Runner) -> bool:
-    """Says whether a program ends by itself and without an error, between two pieces of code that are given.
+    """Says whether a program passes tests: whether it and they run to their end without an error.
+
+    It does not pass by leaving early. What it does only as a program of its own, behind ``if __name__ ==
+    "__main__"``, is not done.
 
     Args:
         code: what the model wrote.
@@ -53,4 +58,21 @@ def ends_well(code: str | None, *, before: str, after: str, runner: Runner) -> b
         after: code that comes after it, such as tests.
         runner: runs the program. It is awaited in a new event loop, so the calling thread must have none.
     """
-    return code is not None and asyncio.run(runner.run(f"{before}{code}{after}")).passed  # type: ignore[arg-type]
+    if code is None:
+        return False
+    source = f"{before}{code}{after}"
+    return passes(f'exec(compile({source!r}, "program.py", "exec"), {{"__name__": "program"}})', runner)
+
+
+def passes(program: str, runner: Runner) -> bool:
+    """Says whether a program runs to its last line; one that leaves before, even with exit code 0, does not pass.
+
+    Args:
+        program: Python.
+        runner: as for `ends_well`.
+    """
+    # What runs cannot know this word, so it cannot write it by itself.
+    word = hashlib.blake2b(program.encode(), key=os.urandom(16), digest_size=16).hexdigest()
+    end = f"\nimport sys\nprint({word!r}, file=sys.__stdout__, flush=True)\n"
+    outcome = asyncio.run(runner.run(program + end))  # type: ignore[arg-type]
+    return outcome.passed and word in outcome.output
