@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError
+from partsong.knobs import did_you_mean
 
 __all__ = ["DENOISERS", "model_folder", "read_settings", "text_encoders"]
 
@@ -63,7 +64,8 @@ def model_folder(
         return _from_hub(name, settings, download or _download)
     known = ", ".join([*_zoo_names(settings), *others])
     ours = f"not one of {known}" if known else f"no package brings it ({zoo.INSTALL})"
-    raise ArgumentError(f"no model {str(name)!r}: not a folder here, {ours}, and not a hub id (owner/name)")
+    near = did_you_mean(str(name), [*_zoo_names(settings), *others])
+    raise ArgumentError(f"no model {str(name)!r}: not a folder here, {ours}, and not a hub id (owner/name){near}")
 
 
 def text_encoders(parts: Iterable[str]) -> list[str]:

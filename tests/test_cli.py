@@ -373,6 +373,9 @@ def test_interrupt_leaves_no_process(tmp_path: Path) -> None:
         (["image", "a cat", "--num-proc", "2"], "did you mean --nproc?"),
         (["image", "a cat", "--stps=2"], "did you mean --steps?"),
         (["image", "a cat", "--nproc", "2", "--strategy", "ulises"], "did you mean ulysses?"),
+        (["text", "a cat", "--model", "smollm2-135"], "did you mean smollm2-135m?"),
+        (["plan", "--model", "flux-dev", "--gpus", "2xrtx409"], "did you mean 4090?"),
+        (["think", "What is twelve plus five?", "--model", "sums"], "6', numbers of at most three digits"),
         (["think", "1+1=?", "--strategy", "self-consistancy"], "did you mean self-consistency?"),
     ],
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partsong import zoo
 from partsong.cli.bounds import check_files
 from partsong.cli.draw_threads import Threads
 from partsong.cli.engines import local_model, make_engine, verifier_address
@@ -28,6 +29,8 @@ def think(options: Think) -> dict[str, Any]:
     """Asks the question, prints the answer and returns the result by JSON key."""
     thinking, budget, parameters = _check(options)
     question = read_question(options.question, options.file)
+    if (task := zoo.task_of(local_model(options))) is not None:
+        task.parse(question)  # a small model reads questions of its own kind alone; the error shows them
     engine = make_engine(options)
     answer, extra = asyncio.run(_think(options, question, engine, thinking, budget, parameters))
     print(_shown(answer))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from partsong.errors import ArgumentError
+from partsong.knobs import did_you_mean
 from partsong.planner.hardware import Device, Link
 
 __all__ = ["DEVICES", "LINKS", "REPEATED", "USUAL_LINK", "device_named", "link_named"]
@@ -32,6 +34,8 @@ def _gpu(
     )
 
 
+#: Words of a maker before the name of a device.
+_MAKER = re.compile(r"^(nvidia|geforce|rtx|[ _-])+")
 #: Rates are of bfloat16 without sparsity, added up in single precision, from the makers' data sheets. Programs reach
 #: 0.7 of them, and more where a maker has capped the rate but not the power.
 DEVICES: Mapping[str, Device] = {
@@ -73,16 +77,21 @@ USUAL_LINK = {"h200": "nvlink", "h100": "nvlink", "h20": "nvlink", "a100": "nvli
 
 
 def device_named(name: str) -> Device:
-    """Returns a device by name.
+    """Returns a device by name; words of its maker before it, as in ``RTX 4090``, do not matter.
 
     Raises:
         ArgumentError: an unknown name; lists the known ones.
+
+    >>> device_named("rtx4090") == device_named("GeForce-RTX-4090") == device_named("4090")
+    True
     """
-    if name.lower() not in DEVICES:
+    short = _MAKER.sub("", name.lower())
+    if short not in DEVICES:
         raise ArgumentError(
             f"no device {name!r} is known; the known ones are {', '.join(DEVICES)} (or calibrate yours)"
+            f"{did_you_mean(short, DEVICES)}"
         )
-    return DEVICES[name.lower()]
+    return DEVICES[short]
 
 
 def link_named(name: str) -> Link:

@@ -71,3 +71,12 @@ def test_auto_needs_numbers(
     assert "partsong calibrate --nproc 2" in capsys.readouterr().err
     assert run("image", "a red circle", "--nproc", 2, "--strategy", "auto", "--strategy", "ring") == 2
     assert "leave the others out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["flux-dev", "black-forest-labs/flux.1-dev"])
+def test_support_of_a_published_model(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for asked in (name, "FluxTransformer2DModel"):
+        assert run("list", "support", asked) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and "Ulysses" in shown[0]
