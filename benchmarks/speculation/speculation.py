@@ -24,7 +24,7 @@ from benchmarks.filing import file_result, markdown_table, result_path, spread
 from benchmarks.speculation.speculation_prompts import PROMPTS
 from benchmarks.speculation.vllm_peer import VllmPeer
 from partsong.kernels.speculation import DraftTree
-from partsong.reasoning import Message, Parameters, Request
+from partsong.reasoning import Message, Parameters, RanksEngine, Request
 from partsong.reasoning.local import LocalEngine, smollm2
 from partsong.reasoning.local.batch import Batch
 from partsong.reasoning.local.batch_feed import BatchRow
@@ -51,9 +51,11 @@ class Config:
     threads: int = 1
     """Threads of torch, for all sides."""
     batch: int = 1
-    """Samples of a prompt that are written together; above 1 at temperature 0.7, and only by LocalEngine."""
+    """Samples of a prompt that are written together; above 1 at temperature 0.7."""
     vllm: Path | None = None
-    """The python of an environment that has vLLM, which is then timed too, at batch 1."""
+    """The python of an environment that has vLLM, which is then timed too."""
+    ranks: bool = False
+    """Time two ranks with the weights shared out between them, too, with as many threads each."""
     early_exit: bool = True
     """Time `generate` with its own first layers as the assistant too, which takes ten times as long as the others."""
     costs: bool = False
@@ -64,9 +66,8 @@ class Config:
 Side = Callable[[str], int]
 
 
-def engine_side(speculate: Any, config: Config) -> tuple[LocalEngine, Side]:
+def engine_side(engine: Any, config: Config) -> Side:
     """Answers with an engine."""
-    engine = LocalEngine("smollm2-135m", speculate=speculate, cache_mb=0)
     parameters = Parameters(max_tokens=config.new_tokens, temperature=0.0 if config.batch == 1 else 0.7)
 
     async def answer(prompt: str) -> int:
@@ -75,7 +76,8 @@ def engine_side(speculate: Any, config: Config) -> tuple[LocalEngine, Side]:
         answers = await asyncio.gather(*map(engine.generate, requests))
         return sum(each.usage.completion for each in answers)
 
-    return engine, lambda prompt: asyncio.run(answer(prompt))
+    runner = asyncio.Runner()  # an engine of ranks stays with the loop it began in
+    return lambda prompt: runner.run(answer(prompt))
 
 
 def generate_side(model: Any, tokenizer: Any, config: Config, **more: Any) -> Side:
@@ -83,10 +85,13 @@ def generate_side(model: Any, tokenizer: Any, config: Config, **more: Any) -> Si
 
     def answer(prompt: str) -> int:
         ids = torch.tensor([prompt_ids(tokenizer, (Message("user", (prompt,)),))])
-        options = {"do_sample": False, "max_new_tokens": config.new_tokens, "pad_token_id": 0}
+        options: dict[str, Any] = {"do_sample": False, "max_new_tokens": config.new_tokens, "pad_token_id": 0}
+        if config.batch > 1:
+            options |= {"do_sample": True, "temperature": 0.7, "num_return_sequences": config.batch}
         with torch.inference_mode():
             out = model.generate(ids, attention_mask=torch.ones_like(ids), **options, **more)
-        return out.shape[1] - ids.shape[1]
+        # A sample that has ended is filled up with token 0.
+        return int((out[:, ids.shape[1] :] != 0).sum())
 
     return answer
 
@@ -97,6 +102,8 @@ def vllm_side(tokenizer: Any, config: Config, **more: Any) -> Side:
     options = {"model": str(smollm2.folder()), "dtype": "float32", "enable_prefix_caching": False, **more}
     peer = VllmPeer(config.vllm, config.threads, options)
     sampling = {"temperature": 0.0, "max_tokens": config.new_tokens}
+    if config.batch > 1:
+        sampling |= {"temperature": 0.7, "n": config.batch}
     return lambda prompt: peer.ask(prompt_ids(tokenizer, (Message("user", (prompt,)),)), sampling)[1]
 
 
@@ -107,20 +114,23 @@ def sides_of(config: Config) -> dict[str, Side]:
         "LocalEngine, ngram": "ngram",
         "LocalEngine, ngram + jacobi": ["ngram", "jacobi"],
     }
-    engines = {name: engine_side(speculate, config) for name, speculate in drafters.items()}
-    sides = {name: side for name, (_, side) in engines.items()}
+    engines = {name: LocalEngine("smollm2-135m", speculate=each, cache_mb=0) for name, each in drafters.items()}
+    sides = {name: engine_side(engine, config) for name, engine in engines.items()}
+    model: Any = AutoModelForCausalLM.from_pretrained(smollm2.folder(), dtype=torch.float32).eval()
+    tokenizer = engines[PLAIN].tokenizer
+    sides["generate"] = generate_side(model, tokenizer, config)
     if config.batch == 1:
-        model: Any = AutoModelForCausalLM.from_pretrained(smollm2.folder(), dtype=torch.float32).eval()
-        tokenizer = engines[PLAIN][0].tokenizer
-        sides["generate"] = generate_side(model, tokenizer, config)
         # There is no smaller model of this vocabulary, so the model's first layers assist it.
         peers = [{"prompt_lookup_num_tokens": 10}, *([{"assistant_early_exit": 10}] if config.early_exit else [])]
         for peer in peers:
             sides[f"generate, {'='.join(map(str, *peer.items()))}"] = generate_side(model, tokenizer, config, **peer)
-        if config.vllm is not None:
-            ngram = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
-            sides["vLLM"] = vllm_side(tokenizer, config)
-            sides["vLLM, ngram"] = vllm_side(tokenizer, config, speculative_config=ngram)
+    if config.ranks:
+        two = RanksEngine("smollm2-135m", cache_mb=0, nproc=2, threads=config.threads)
+        sides["two ranks, tensor-parallel"] = engine_side(two, config)
+    if config.vllm is not None:
+        ngram = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
+        sides["vLLM"] = vllm_side(tokenizer, config)
+        sides["vLLM, ngram"] = vllm_side(tokenizer, config, speculative_config=ngram)
     return sides
 
 
