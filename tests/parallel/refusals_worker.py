@@ -34,7 +34,7 @@ POINTS = (
     *("exchange 1", "exchange 9", "decoder 1"),
 )
 #: Strategies whose ranks run other blocks than each other: an error in a layer is an error of one rank.
-BY_BLOCKS = ("PatchPipeline", "LaggedLayers", "TimeParallel", "DraftedSteps")
+BY_BLOCKS = ("PatchPipeline", "LayerPipeline", "LaggedLayers", "TimeParallel", "DraftedSteps")
 CELLS = [
     (plan, point)
     for plan in PLANS

@@ -39,6 +39,10 @@ class _Sent:
     def wait(self) -> None:
         """Returns at once."""
 
+    def is_completed(self) -> bool:
+        """Returns True: nothing is under way."""
+        return True
+
 
 class TextRun:
     """Makes calls of a language model on one of several ranks, without values; use it as a context manager.
