@@ -8,11 +8,9 @@ from typing import Any
 
 import imageio.v2 as imageio
 import pytest
-import torch
 
 from partsong.cli import main
-from partsong_zoo.folders import save_pipeline
-from partsong_zoo.motion import model
+from tests.tiny_models.motion import save_motion
 
 KEYS = {
     "command",
@@ -47,24 +45,10 @@ def run(*args: object) -> int:
     return code
 
 
-class _Animator(torch.nn.Module):
-    def __init__(self, transformer: Any) -> None:
-        super().__init__()
-        self.transformer, self.text = transformer, model.build_text_encoder(1)
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The motion pipelines with one head, two layers and random weights."""
-    root, made = tmp_path_factory.mktemp("motion"), {}
-    torch.manual_seed(0)
-    for name, build in (("plain", model.build_transformer), ("causal", model.build_causal_transformer)):
-        transformer = build(heads=1, depth=2)
-        with torch.no_grad():
-            transformer.proj_out.weight.normal_(std=0.1)
-        made[name] = root / name
-        save_pipeline(model.build_pipeline(_Animator(transformer), model.build_vae(4)), made[name])
-    return made
+    return save_motion(tmp_path_factory.mktemp("motion"))
 
 
 def sample(folder: Path, out: Path, *args: object) -> dict[str, Any]:

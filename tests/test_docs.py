@@ -15,8 +15,8 @@ import pytest
 from partsong import parse_strategy
 from partsong.cli import parse
 from partsong.cli.auto import AUTO
-from partsong.cli.eval_options import Reasoning
 from partsong.cli.options import Demo, Image, Think, Video
+from partsong.cli.suites.options import Reasoning
 from partsong.parallel import mesh_for
 from partsong.reasoning.strategies import parse_thinking
 from partsong.samplers.registry import strategies

@@ -21,7 +21,6 @@ import tyro
 from partsong import zoo
 from partsong.cli.bounds import check_bounds
 from partsong.cli.commands import COMMANDS, Command
-from partsong.cli.eval_options import Eval, EvalSuite, PlannerEval, Promises, Reasoning
 from partsong.cli.options import (
     Bench,
     Calibrating,
@@ -37,6 +36,8 @@ from partsong.cli.options import (
     Video,
 )
 from partsong.cli.ranks import is_main
+from partsong.cli.suites.options import Eval, EvalSuite, PlannerEval, Promises, Reasoning
+from partsong.cli.suites.picture_options import PictureEval, VideoEval
 from partsong.errors import DistributedError, NotANumberError, OutputError, PartsongError
 from partsong.knobs import did_you_mean
 from partsong.left_out_libraries import leave_out
@@ -61,8 +62,10 @@ _COMMANDS: dict[type, tuple[str, str, str]] = {
     Text: ("text", "text", "summary"),
     Think: ("think", "think", "summary"),
     Eval: ("eval", "evaluate", "summary"),
-    Reasoning: ("eval_reasoning", "evaluate", "summary"),
-    Promises: ("eval_promises", "evaluate", "summary"),
+    Reasoning: ("suites.reasoning", "evaluate", "summary"),
+    Promises: ("suites.promises", "evaluate", "summary"),
+    PictureEval: ("suites.pictures", "evaluate_images", "summary"),
+    VideoEval: ("suites.pictures", "evaluate_videos", "summary"),
     Bench: ("bench", "bench", "summary"),
     PlannerEval: ("plan", "evaluate", "evaluate_summary"),
     Planning: ("plan", "plan", "plan_summary"),

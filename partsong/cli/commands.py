@@ -6,7 +6,6 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from partsong.cli.eval_options import EvalSuite
 from partsong.cli.options import (
     Bench,
     Calibrating,
@@ -21,6 +20,7 @@ from partsong.cli.options import (
     Think,
     Video,
 )
+from partsong.cli.suites.options import EvalSuite
 
 __all__ = ["COMMANDS", "Command"]
 

@@ -8,8 +8,8 @@ from partsong.errors import ArgumentError
 from partsong.seeds import check_seed
 
 if TYPE_CHECKING:
-    from partsong.cli.eval_options import Eval
     from partsong.cli.options import Text
+    from partsong.cli.suites.options import Eval
     from partsong.samplers.text import Rule
 
 __all__ = ["check_decoding", "read_rule"]

@@ -8,9 +8,9 @@ from dataclasses import fields
 from typing import Any
 
 from partsong.cli.decoding import check_decoding, read_rule
-from partsong.cli.eval_options import Eval
 from partsong.cli.options import Decoding
 from partsong.cli.ranks import refuse_torchrun
+from partsong.cli.suites.options import Eval
 from partsong.cli.table import table
 from partsong.errors import ArgumentError
 from partsong.jobs.folder_source import find_text_model
@@ -34,6 +34,11 @@ SUITES = {
     "promises": (
         "what papers promise of their methods beside what is measured here, with intervals, cost and a verdict"
     ),
+    "images": (
+        "serial and parallel pictures of a model and prompts of yours: PSNR, SSIM, LPIPS, CLIP score, aesthetics, FID, "
+        "seconds, and a sheet of them side by side"
+    ),
+    "videos": "the same for videos, with flicker and how well what is shown stays itself",
 }
 #: Options for suites that need a model.
 _OF_MODELS = (

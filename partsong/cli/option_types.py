@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from partsong.knobs import Number, Whole
 
-__all__ = ["Common", "Count", "Path", "Positive", "Question", "Seed", "Temperature", "Words"]
+__all__ = ["Calling", "Common", "Count", "Path", "Positive", "Question", "Seed", "Temperature", "Words"]
 
 Path = Annotated[str | None, tyro.conf.arg(metavar="FILE")]
 #: A number that may be left out. `partsong.cli.bounds` checks the bounds in these annotations.
@@ -31,3 +31,31 @@ class Common:
     """Write the result to this file as JSON."""
     debug: bool = False
     """Show the traceback of an error instead of one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calling(Common):
+    """Holds the options of commands that call a pipeline of pictures or videos on ranks."""
+
+    nproc: Count = None
+    """How many ranks to start; 1 if not given. Leave it out under torchrun, which has started them."""
+    steps: Count = None
+    """Denoising steps; the model's own default if not given."""
+    guidance: Annotated[float | None, tyro.conf.arg(metavar="SCALE")] = None
+    """Guidance scale; the model's own default if not given."""
+    height: Count = None
+    """Height in pixels."""
+    width: Count = None
+    """Width in pixels."""
+    negative_prompt: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
+    """What not to draw."""
+    set: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE", help_behavior_hint="")
+    ] = ()
+    """Any other argument of the pipeline's call, such as true_cfg_scale=4; repeat it for several."""
+    seed: Seed = 0
+    """Seed of the noise."""
+    threads: Count = None
+    """Threads per rank; if not given, 1 for several ranks or a zoo model, and torch's own choice otherwise."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
+    """Type of weights and arithmetic; if not given, float32 on a CPU and the checkpoint's own type on a GPU."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from partsong.cli.option_types import Common, Count, Path, Positive, Question, Seed, Temperature
+from partsong.cli.option_types import Calling, Common, Count, Path, Positive, Question, Seed, Temperature
 from partsong.cli.planning_options import Calibrating, Planning
 from partsong.cli.serving_options import ServeCheck, Serving
 from partsong.knobs import Number, Whole
@@ -19,11 +19,9 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling(Common):
+class Sampling(Calling):
     """Holds the options that image and video share."""
 
-    nproc: Count = None
-    """How many ranks to start; 1 if not given. Leave it out under torchrun, which has started them."""
     strategy: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]", help_behavior_hint="")
     ] = ()
@@ -31,28 +29,8 @@ class Sampling(Common):
     shares: Annotated[str | None, tyro.conf.arg(metavar="N,N,...|measured")] = None
     """How fast each rank is, such as 2,1, for strategies that cut tokens or rows: a rank that is twice as fast takes
     twice as many. `measured` measures it first. If not given, all ranks are alike."""
-    steps: Count = None
-    """Denoising steps; the model's own default if not given."""
-    guidance: Annotated[float | None, tyro.conf.arg(metavar="SCALE")] = None
-    """Guidance scale; the model's own default if not given."""
-    height: Count = None
-    """Height in pixels."""
-    width: Count = None
-    """Width in pixels."""
-    negative_prompt: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
-    """What not to draw."""
-    set: Annotated[
-        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE", help_behavior_hint="")
-    ] = ()
-    """Any other argument of the pipeline's call, such as true_cfg_scale=4; repeat it for several."""
-    seed: Seed = 0
-    """Seed of the noise."""
     compare: bool = False
     """Also sample without strategies on one rank, and report the speed-up and how far apart the results are."""
-    threads: Count = None
-    """Threads per rank; if not given, 1 for several ranks or a zoo model, and torch's own choice otherwise."""
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
-    """Type of weights and arithmetic; if not given, float32 on a CPU and the checkpoint's own type on a GPU."""
     ledger: Path = None
     """Append one JSON line per rank and step to this file: what it computed, what it sent, how long it waited."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,9 +14,13 @@ from partsong.jobs.pipeline_source import PipelineSource, encoder_bytes
 from partsong.seeds import check_seed
 
 if TYPE_CHECKING:
+    from partsong.cli.option_types import Calling
     from partsong.cli.options import Image, Video
 
-__all__ = ["check_sampling", "comparison_lines", "job_fields", "make_result", "place", "read_shares"]
+__all__ = [
+    "call_arguments", "check_sampling", "comparison_lines", "job_fields", "make_result", "num_threads", "place",
+    "read_shares",
+]  # fmt: skip
 
 
 #: Text encoders with more bytes than this are read by only one of several ranks.
@@ -35,8 +40,13 @@ def check_sampling(options: Image | Video) -> None:
         check_files(options.out, options.json, options.ledger)
 
 
-def place(options: Image | Video, source: PipelineSource, nproc: int) -> tuple[tuple[Any, ...], dict[str, int]]:
+def place(texts: Sequence[str], source: PipelineSource, nproc: int) -> tuple[tuple[Any, ...], dict[str, int]]:
     """Returns the strategies, and the degree of every mesh axis.
+
+    Args:
+        texts: the strategies as the user wrote them.
+        source: the model.
+        nproc: the number of ranks.
 
     Raises:
         ArgumentError: there are several ranks but no strategy, or degrees that do not fit.
@@ -45,14 +55,15 @@ def place(options: Image | Video, source: PipelineSource, nproc: int) -> tuple[t
     from partsong.parallel import ADAPTERS, mesh_for
     from partsong.samplers.registry import parse_strategy
 
-    strategies = tuple(parse_strategy(text) for text in options.strategy)
+    strategies = tuple(parse_strategy(text) for text in texts)
     if nproc > 1 and not strategies:
         raise ArgumentError(f"{nproc} ranks need to know how to share the work; add --strategy, for example ulysses")
     degrees = mesh_for(strategies, nproc)
     for kind in source.denoisers:
         if strategies and kind not in ADAPTERS:
+            model = source.zoo_name or source.folder
             raise UnsupportedError(
-                f"{kind} of {options.model} is not a supported architecture; these are: {', '.join(ADAPTERS)}"
+                f"{kind} of {model} is not a supported architecture; these are: {', '.join(ADAPTERS)}"
             )
     return strategies, degrees
 
@@ -64,7 +75,7 @@ def job_fields(options: Image | Video, source: PipelineSource, nproc: int) -> di
         ArgumentError: as for `place`.
         UnsupportedError: as for `place`.
     """
-    strategies, degrees = place(options, source, nproc)
+    strategies, degrees = place(options.strategy, source, nproc)
     if nproc > 1 and not options.compare and encoder_bytes(source) > LARGE_ENCODERS:
         strategies = _encoding_once(strategies, source)
     return {
@@ -78,12 +89,19 @@ def job_fields(options: Image | Video, source: PipelineSource, nproc: int) -> di
         "shares": read_shares(options.shares, strategies, degrees, nproc),
         "seed": options.seed,
         "dtype": options.dtype,
-        # The threads of several processes compete for the cores, and a zoo model is too small to need them.
-        "threads": options.threads or (1 if nproc > 1 or source.zoo_name else None),
+        "threads": num_threads(options, source, nproc),
         "compare": options.compare,
         "out": Path(options.out),
         "ledger": None if options.ledger is None else Path(options.ledger),
     }
+
+
+def num_threads(options: Calling, source: PipelineSource, nproc: int) -> int | None:
+    """Returns the threads per rank; None leaves the choice to torch.
+
+    The threads of several processes compete for the cores, and a zoo model is too small to need them.
+    """
+    return options.threads or (1 if nproc > 1 or source.zoo_name else None)
 
 
 def read_shares(
@@ -126,7 +144,7 @@ def _encoding_once(strategies: tuple[Any, ...], source: PipelineSource) -> tuple
     return strategies if once in strategies or not is_able else (*strategies, once)
 
 
-def call_arguments(options: Image | Video, source: PipelineSource) -> dict[str, Any]:
+def call_arguments(options: Calling, source: PipelineSource) -> dict[str, Any]:
     """Returns the arguments of the pipeline's call: the model's defaults, then options, then ``--set``."""
     given = {
         "num_inference_steps": options.steps,

@@ -24,7 +24,10 @@ from partsong.outputs import max_abs_diff, psnr
 from partsong.parallel import Mesh, Plan
 from partsong.parallel.ranks.collectives import agree
 
-__all__ = ["WARM_UP_STEPS", "Draw", "Drift", "ComparedRun", "drift", "finite", "gather", "parallel_run", "serial_run"]
+__all__ = [
+    "WARM_UP_STEPS", "Draw", "Drift", "ComparedRun", "drift", "finite", "gather", "on_all_ranks", "parallel_run",
+    "serial_run",
+]  # fmt: skip
 
 #: Steps of the warm-up call: cheap, but enough for the costs of a first call (allocation, threads, first exchange).
 WARM_UP_STEPS = 2
@@ -130,6 +133,26 @@ def serial_run(pipe: Any, mesh: Mesh, draw: Draw, *, warm_up: bool = True, repea
     return run
 
 
+def on_all_ranks(
+    mesh: Mesh, action: Callable[[], Value], ledger: Path | None = None
+) -> tuple[Value, list[list[float]]]:
+    """Times an action that all ranks begin together.
+
+    Args:
+        mesh: the ranks.
+        action: what each of them does.
+        ledger: file for the records, if any.
+
+    Returns:
+        What it returned on this rank; and for every rank its seconds, the bytes that it sent and the seconds it waited.
+    """
+    gather(mesh, [0.0], "start of the timed run")
+    with Ledger(ledger) as records:
+        value, seconds = _timed(action)
+    spent = records.summary()
+    return value, gather(mesh, [seconds, spent["bytes_sent"], spent["seconds_waiting"]], "end of the timed run")
+
+
 def parallel_run(plan: Plan, draw: Draw, *, warm_up: bool = True, ledger: Path | None = None) -> ComparedRun:
     """Times a pipeline under a plan, all ranks together, and undoes the plan.
 
@@ -144,11 +167,7 @@ def parallel_run(plan: Plan, draw: Draw, *, warm_up: bool = True, ledger: Path |
         if warm_up:
             with Ledger():  # the first use of a ledger costs time too
                 draw(plan, WARM_UP_STEPS)
-        gather(mesh, [0.0], "start of the timed run")
-        with Ledger(ledger) as records:
-            images, seconds = _timed(lambda: draw(plan, None))
-        spent = records.summary()
-        rows = gather(mesh, [seconds, spent["bytes_sent"], spent["seconds_waiting"]], "end of the timed run")
+        images, rows = on_all_ranks(mesh, lambda: draw(plan, None), ledger)
         return ComparedRun(
             images=images,
             seconds=max(row[0] for row in rows),

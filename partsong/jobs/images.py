@@ -19,12 +19,12 @@ from partsong.parallel import Plan
 from partsong.samplers.generate import check_arguments, generate
 from partsong.seeds import generators
 
-__all__ = ["ImageJob", "facts_read", "run_image"]
+__all__ = ["ImageJob", "check_image_call", "draw_images", "facts_read", "run_image"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageJob(SamplingJob):
-    """Says which images to sample; image i draws its noise from the seed and i.
+    """Says which images to sample; image i draws its noise from the seed and its number.
 
     Attributes:
         num_images: how many images of the prompt.
@@ -45,12 +45,12 @@ def run_image(job: ImageJob) -> dict[str, Any]:
         NotANumberError: an image holds a NaN.
     """
     job.prepare_process()
-    _check_call(job)
+    check_image_call(job)
     with open_mesh(job) as mesh:
         pipe = open_pipeline(job, mesh) if job.compare else None
 
         def draw(target: Any, steps: int | None) -> Images:
-            return _draw(job, target, steps)
+            return draw_images(job, target, steps)
 
         serial = None if pipe is None else serial_run(pipe, mesh, draw)
         run = parallel_run(open_plan(job, mesh, pipe), draw, warm_up=job.compare, ledger=job.ledger)
@@ -66,7 +66,13 @@ def facts_read(name: str | None, prompt: str, images: Images) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _check_call(job: ImageJob) -> None:
+def check_image_call(job: ImageJob) -> None:
+    """Checks that the pipeline makes images of prompts or classes, and has the arguments of the call.
+
+    Raises:
+        ArgumentError: the pipeline has no such argument.
+        UnsupportedError: it makes no images, or takes no prompt.
+    """
     pipeline = pipeline_class(job.pipeline)
     known = inspect.signature(pipeline.__call__).parameters
     if "num_frames" in known:
@@ -76,11 +82,25 @@ def _check_call(job: ImageJob) -> None:
     check_arguments(pipeline, job.arguments)
 
 
-def _draw(job: ImageJob, target: Any, steps: int | None) -> Images:
+def draw_images(job: ImageJob, target: Any, steps: int | None = None) -> Images:
+    """Samples the images of a job.
+
+    Args:
+        job: what to sample.
+        target: a plan, all of whose ranks call this, or a pipeline.
+        steps: at most so many, for a call that warms up.
+
+    Returns:
+        Images `[N, H, W, 3]` in [0, 1].
+
+    Raises:
+        ArgumentError: the pipeline refuses the value of an argument.
+        NotANumberError: an image holds a NaN.
+    """
     arguments = dict(job.arguments)
     if steps is not None:
         arguments["num_inference_steps"] = min(steps, arguments.get("num_inference_steps", steps))
-    seeded = generators(job.seed, job.num_images)
+    seeded = generators(job.seed, job.num_images, first=job.first)
     arguments = picture_arguments(arguments, job.prompt, job.num_images, seeded)
     try:
         if isinstance(target, Plan):

@@ -55,6 +55,7 @@ class SamplingJob:
         degrees: size of each mesh axis.
         shares: how fast each rank is; ``measured`` measures that first, None treats all alike.
         seed: of the noise.
+        first: number of the first picture, or of the video; together with the seed it gives the noise.
         dtype: type of weights and arithmetic; None takes the checkpoint's own on a GPU, float32 on a CPU.
         threads: threads per rank; None leaves the choice to torch.
         compare: whether to run the serial twin too.
@@ -71,6 +72,7 @@ class SamplingJob:
     degrees: Mapping[str, Any]
     shares: tuple[float, ...] | Literal["measured"] | None = None
     seed: int = 0
+    first: int = 0
     dtype: str | None = None
     threads: int | None = None
     compare: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import resource
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from partsong.samplers.long_video.frame_counts import frames_to_sample
 from partsong.seeds import generators
 from partsong.videos import VideoWriter
 
-__all__ = ["VideoJob", "run_video"]
+__all__ = ["VideoJob", "check_video_call", "draw_video", "enough_frames", "on_one_rank", "run_video"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,19 +58,19 @@ def run_video(job: VideoJob) -> dict[str, Any]:
         OutputError: the video cannot be written to its end; the part that was written can be played.
     """
     job.prepare_process()
-    _check_call(job)
+    check_video_call(job)
     with open_mesh(job) as mesh:
         pipe = open_pipeline(job, mesh) if job.compare else None
         keeps = job.compare or job.zoo_name is not None
-        serial = None if pipe is None else _serial(_enough_frames(job, pipe), pipe, mesh)
+        serial = None if pipe is None else _serial(enough_frames(job, pipe), pipe, mesh)
         with open_plan(job, mesh, pipe) as plan:
-            job = _enough_frames(job, plan.target)
+            job = enough_frames(job, plan.target)
             if job.compare:
-                _sample(replace(job, arguments=_short(job), journal=None), plan, None, keeps=False)
+                draw_video(replace(job, journal=None), plan, steps=WARM_UP_STEPS, keeps=False)
             gather(mesh, [0.0], "start of the timed run")
             writer = VideoWriter(job.out, fps=job.fps) if mesh.is_main else None
             with Ledger(job.ledger) as records:
-                run = _sample(job, plan, writer, keeps=keeps and mesh.is_main)
+                run = draw_video(job, plan, writer, keeps=keeps and mesh.is_main)
             spent = records.summary()
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
             if not is_on_host(mesh.device):
@@ -83,24 +84,25 @@ def _serial(job: VideoJob, pipe: Any, mesh: Mesh) -> VideoRun | None:
     """Samples the same video on rank 0, with the pipeline itself or with the same loop, while the other ranks wait."""
     run = None
     if mesh.is_main:
-        twins = [strategy for strategy in job.strategies if strategy.loops_alone]
+        twins = on_one_rank(job.strategies)
         if twins:
-            with parallelize(pipe, *(_on_one_rank(strategy) for strategy in twins), mesh=mesh.alone()) as plan:
-                run = _sample(replace(job, journal=None), plan, None, keeps=True)
+            with parallelize(pipe, *twins, mesh=mesh.alone()) as plan:
+                run = draw_video(replace(job, journal=None), plan)
         else:
-            run = _sample(job, pipe, None, keeps=True)
+            run = draw_video(job, pipe)
     gather(mesh, [0.0], "wait for the serial twin")
     return run
 
 
-def _on_one_rank(strategy: Strategy) -> Strategy:
-    """Returns the strategy with the knobs that fit one rank."""
-    of_one_rank = {"degree": 1, "pipe_degree": 1, "layers": None}
-    knobs = {knob.name: of_one_rank[knob.name] for knob in fields(strategy) if knob.name in of_one_rank}
-    return replace(strategy, **knobs)
+def on_one_rank(strategies: Sequence[Strategy]) -> tuple[Strategy, ...]:
+    """Returns those strategies whose loop a serial twin runs too, with the knobs that fit one rank."""
+    known = {"degree": 1, "pipe_degree": 1, "layers": None}
+    twins = [strategy for strategy in strategies if strategy.loops_alone]
+    knobs = [{knob.name: known[knob.name] for knob in fields(twin) if knob.name in known} for twin in twins]
+    return tuple(replace(twin, **given) for twin, given in zip(twins, knobs, strict=True))
 
 
-def _enough_frames(job: VideoJob, pipe: Any) -> VideoJob:
+def enough_frames(job: VideoJob, pipe: Any) -> VideoJob:
     """Asks the pipeline for a number of frames that it can make, at least as many as are wanted."""
     if job.num_frames is None:
         return job
@@ -109,12 +111,13 @@ def _enough_frames(job: VideoJob, pipe: Any) -> VideoJob:
     return replace(job, arguments={**job.arguments, "num_frames": sampled})
 
 
-def _short(job: VideoJob) -> dict[str, Any]:
-    steps = job.arguments.get("num_inference_steps", WARM_UP_STEPS)
-    return {**job.arguments, "num_inference_steps": min(WARM_UP_STEPS, steps)}
+def check_video_call(job: VideoJob) -> None:
+    """Checks that the pipeline makes videos of prompts, and has the arguments of the call.
 
-
-def _check_call(job: VideoJob) -> None:
+    Raises:
+        ArgumentError: the pipeline has no such argument.
+        UnsupportedError: it makes no videos, or takes no prompt.
+    """
     pipeline = pipeline_class(job.pipeline)
     known = inspect.signature(pipeline.__call__).parameters
     if "num_frames" not in known or "prompt" not in known:
@@ -122,8 +125,26 @@ def _check_call(job: VideoJob) -> None:
     check_arguments(pipeline, job.arguments)
 
 
-def _sample(job: VideoJob, target: Any, writer: VideoWriter | None, *, keeps: bool) -> VideoRun:
-    arguments = {**job.arguments, "prompt": job.prompt, "generator": generators(job.seed, 1)[0]}
+def draw_video(
+    job: VideoJob, target: Any, writer: VideoWriter | None = None, *, steps: int | None = None, keeps: bool = True
+) -> VideoRun:
+    """Samples the video of a job.
+
+    Args:
+        job: what to sample.
+        target: a plan, all of whose ranks call this, or a pipeline.
+        writer: takes the frames as they come.
+        steps: at most so many, for a call that warms up.
+        keeps: whether to keep the frames.
+
+    Raises:
+        ArgumentError: the pipeline refuses the value of an argument.
+        NotANumberError: a frame holds a NaN.
+    """
+    seeded = generators(job.seed, 1, first=job.first)[0]
+    arguments = {**job.arguments, "prompt": job.prompt, "generator": seeded}
+    if steps is not None:
+        arguments["num_inference_steps"] = min(steps, arguments.get("num_inference_steps", steps))
     frames = {"num_frames": job.num_frames, "keeps": keeps}
     return sample_video(target, arguments, journal=job.journal, writer=writer, **frames)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from partsong.cli.bounds import check_files
 from partsong.cli.engines import local_model, make_engine
-from partsong.cli.eval_options import Reasoning
 from partsong.cli.ranks import refuse_torchrun
+from partsong.cli.suites.options import Reasoning
 from partsong.cli.table import table
 from partsong.errors import ArgumentError
 from partsong.outputs import write_text

@@ -10,6 +10,7 @@ import tyro
 from partsong.cli.option_types import Common, Count, Path, Positive, Seed, Words
 from partsong.cli.options import Asking, Decoding
 from partsong.cli.planning_options import PlannerEval
+from partsong.cli.suites.picture_options import PictureEval, VideoEval
 from partsong.knobs import Number
 
 __all__ = ["Eval", "EvalSuite", "Oracle", "ParallelBench", "PlannerEval", "Promises", "Reasoning"]
@@ -96,12 +97,14 @@ class Promises(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSuite:
-    """Measure decoding rules, thinking methods, predictions, or what papers promise."""
+    """Measure rules, thinking methods, pictures and videos, predictions, or what papers promise."""
 
     suite: (
         Annotated[Oracle, tyro.conf.subcommand("oracle")]
         | Annotated[ParallelBench, tyro.conf.subcommand("parallelbench")]
         | Annotated[Reasoning, tyro.conf.subcommand("reasoning")]
+        | Annotated[PictureEval, tyro.conf.subcommand("images")]
+        | Annotated[VideoEval, tyro.conf.subcommand("videos")]
         | Annotated[PlannerEval, tyro.conf.subcommand("planner")]
         | Annotated[Promises, tyro.conf.subcommand("promises")]
     )

@@ -8,8 +8,8 @@ from typing import Any
 
 from partsong import zoo
 from partsong.cli.bounds import check_files
-from partsong.cli.eval_options import Promises
 from partsong.cli.ranks import refuse_torchrun
+from partsong.cli.suites.options import Promises
 from partsong.cli.table import table
 from partsong.errors import ArgumentError
 from partsong.progress import progress

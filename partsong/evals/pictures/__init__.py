@@ -1,0 +1,1 @@
+"""Compares serial and parallel sampling of a model's pictures or videos, by the metrics that papers report."""
