@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from partsong.cli.arguments import read_arguments
 from partsong.cli.bounds import check_files
 from partsong.cli.options import PictureEval, VideoEval
-from partsong.cli.ranks import is_main, num_ranks, prepare_ranks, run_on_ranks
+from partsong.cli.ranks import is_main, num_ranks, prepare_ranks, run_on_ranks, under_torchrun
 from partsong.cli.sampling import call_arguments, num_threads, place
 from partsong.cli.table import table
 from partsong.errors import ArgumentError
@@ -60,15 +60,17 @@ def evaluate_videos(options: VideoEval) -> dict[str, Any]:
 
 
 def _evaluate(options: PictureEval | VideoEval, suite: str, files: Any) -> dict[str, Any]:
-    from partsong.evals.pictures.sampling import sample
+    from partsong.evals.pictures.sampling import is_sampled, sample
     from partsong.evals.pictures.suite import measure
 
     start, nproc = time.perf_counter(), num_ranks(options.nproc)
     files.check()
     comparison = _comparison(options, nproc)
-    prepare_ranks(nproc, "partsong.evals.pictures.sampling")
-    if not run_on_ranks(sample, nproc, comparison):
-        return {}
+    # Ranks of several machines need not share a disk, so the first one tells them what is there.
+    if not (is_main() and is_sampled(comparison)) or under_torchrun():
+        prepare_ranks(nproc, "partsong.evals.pictures.sampling")
+        if not run_on_ranks(sample, nproc, comparison):
+            return {}
     return {
         "command": "eval",
         "suite": suite,

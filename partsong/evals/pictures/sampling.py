@@ -23,7 +23,7 @@ from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Plan, Strategy, parallelize
 from partsong.progress import progress
 
-__all__ = ["SERIAL", "ComparingJob", "Way", "ways_of", "sample"]
+__all__ = ["SERIAL", "ComparingJob", "Way", "is_sampled", "sample", "ways_of"]
 
 #: The name of the pipeline with nothing attached.
 SERIAL = "serial"
@@ -90,6 +90,20 @@ def ways_of(named: Mapping[str, tuple[tuple[Strategy, ...], Mapping[str, Any]]],
         serial.setdefault(twin, Way(name=twin, strategies=loops))
         parallel.append(Way(name=name, strategies=strategies, degrees=degrees, twin=twin))
     return [*(serial or {SERIAL: Way(name=SERIAL)}).values(), *parallel]
+
+
+def is_sampled(comparison: ComparingJob) -> bool:
+    """Says whether the folder holds every sample already, so that no model is needed.
+
+    Raises:
+        ArgumentError: the folder holds another comparison.
+    """
+    if not comparison.base.out.is_dir():
+        return False
+    shelf = Shelf(comparison.base.out, comparison.settings)
+    shelf.close()
+    names = [way.name for way in comparison.ways]
+    return all(shelf.has(name, number, text) for name in names for number, text in enumerate(comparison.texts))
 
 
 def sample(comparison: ComparingJob) -> bool:

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partsong.errors import OutputError
-from partsong.evals.reasoning.line_file import LineFile
+from partsong.errors import ArgumentError, OutputError
+from partsong.evals.reasoning.line_file import LineFile, read_lines
 
 __all__ = ["Frames", "Record", "Shelf"]
 
+#: The file with the settings and a line for each sample.
+_LINES = "samples.jsonl"
 #: Frames `[F, H, W, 3]` in [0, 1]; a picture is one frame.
 Frames = NDArray[np.floating[Any]]
 
@@ -60,7 +62,8 @@ class Shelf:
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = folder
-        self._lines = LineFile(folder / "samples.jsonl", settings, "comparison")
+        _check_settings(folder, settings)
+        self._lines = LineFile(folder / _LINES, settings, "comparison")
         rows = [Record(**{**line, "bytes_sent": tuple(line["bytes_sent"])}) for line in self._lines.lines]
         self.records = {(row.way, row.number): row for row in rows if self.path(row.way, row.number).is_file()}
 
@@ -95,3 +98,17 @@ class Shelf:
     def close(self) -> None:
         """Closes its file."""
         self._lines.close()
+
+
+def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuses a folder with samples of other settings; without samples, its settings are forgotten."""
+    path = folder / _LINES
+    header, *samples = read_lines(path, "comparison")[0] if path.is_file() else [{}]
+    for key in {**settings, **header} if samples else ():
+        if header.get(key) != settings.get(key):
+            raise ArgumentError(
+                f"{folder} holds samples with {key} {header.get(key)}, and {settings.get(key)} is asked for; give "
+                f"another folder as --out"
+            )
+    if not samples:
+        path.unlink(missing_ok=True)
