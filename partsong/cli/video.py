@@ -20,6 +20,8 @@ __all__ = ["summary", "video"]
 
 #: The file of a journal that holds the options of the command.
 _CALL = "command.json"
+#: Strategies that need a causal model.
+_CAUSAL = ("timestep-pipeline", "cascade-pipeline")
 #: Options that may differ when a run is resumed.
 _ANEW = ("nproc", "shares", "out", "json", "debug", "ledger", "threads")
 
@@ -66,8 +68,8 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def _zoo_model(options: Video) -> str:
-    """Names the zoo model that suits the strategies; ``timestep-pipeline`` needs a causal one."""
-    return "motion-causal" if any(name.startswith("timestep-pipeline") for name in options.strategy) else "motion"
+    """Names the zoo model that suits the strategies; some need a causal one."""
+    return "motion-causal" if any(name.startswith(_CAUSAL) for name in options.strategy) else "motion"
 
 
 def _check(options: Video) -> None:
@@ -81,9 +83,9 @@ def _check(options: Video) -> None:
 
 def _keep(options: Video, journal: Path, strategies: tuple[Any, ...]) -> None:
     """Writes the options of the command, for ``--resume``."""
-    from partsong.samplers.generate import can_stream
+    from partsong.samplers.generate import keeps_journal
 
-    if not any(map(can_stream, strategies)):
+    if not any(map(keeps_journal, strategies)):
         raise ArgumentError("only dual-parallel and timestep-pipeline keep a journal; leave --journal out")
     left_out = {*_ANEW, "resume", "journal"} - {"out"}
     if is_main():

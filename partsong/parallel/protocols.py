@@ -47,12 +47,14 @@ class Cut(Protocol):
         sizes: tokens or rows of each rank in every stream of the current call.
         varies: whether calls of one shape may compute different parts of the model.
         overlaps: whether calls take less time where they are made by `together`.
+        pauses: whether a call may pause while others run, so that the loop which makes them counts their time.
     """
 
     axis: Axis
     sizes: Mapping[str, tuple[int, ...]]
     varies: bool = False
     overlaps: bool = False
+    pauses: bool = False
 
     def attach(self, hooks: HookSet) -> None:
         """Puts on the hooks that cut, exchange and gather."""

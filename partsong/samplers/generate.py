@@ -16,7 +16,7 @@ from partsong.samplers.registry import ROWS, row_of
 if TYPE_CHECKING:
     from partsong.parallel import Plan, Strategy
 
-__all__ = ["can_stream", "generate", "stream"]
+__all__ = ["can_stream", "generate", "keeps_journal", "stream"]
 
 
 def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arguments: Any) -> Any:
@@ -40,8 +40,7 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
         >>> # plan = parallelize(pipe, Ulysses()); image = generate(plan, prompt="a red circle").images[0]
     """
     pipe = _checked(plan, arguments, "generate")
-    if journal is not None and not can_stream(plan.loop):
-        raise UnsupportedError(f"only {_streaming()} keep a journal; leave it out")
+    _check_journal(plan, journal)
     if plan.loop is None:
         return pipe(**arguments)
     row = row_of(plan.loop)
@@ -75,7 +74,7 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
         on all ranks but the first.
 
     Raises:
-        UnsupportedError: the plan's strategy makes the video in one piece.
+        UnsupportedError: the plan's strategy makes the video in one piece, or keeps no journal and one was asked for.
         ArgumentTypeError: see `generate`.
         ArgumentError: see `generate`; or the journal of another video.
         OutputError: the journal cannot be written.
@@ -90,6 +89,7 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
     if row is None or row.stream is None:
         names = " and ".join(type(strategy).__name__ for strategy in plan.strategies)
         raise UnsupportedError(f"{names} makes the whole video at once; use generate(), or stream with {_streaming()}")
+    _check_journal(plan, journal)
     parts = row.stream(plan, plan.loop, everywhere=False, journal=journal, **arguments)
     return with_progress(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(plan, arguments))
 
@@ -97,6 +97,17 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
 def can_stream(strategy: Strategy | None) -> bool:
     """Says whether a strategy makes a video block after block, so that `stream` can yield it and a journal keep it."""
     return strategy is not None and row_of(strategy).stream is not None
+
+
+def keeps_journal(strategy: Strategy | None) -> bool:
+    """Says whether a strategy makes a video block after block and can keep its progress in a journal."""
+    return can_stream(strategy) and strategy is not None and row_of(strategy).journals
+
+
+def _check_journal(plan: Plan, journal: Any) -> None:
+    if journal is not None and not keeps_journal(plan.loop):
+        names = " and ".join(row.strategy.__name__ for row in ROWS.values() if row.stream is not None and row.journals)
+        raise UnsupportedError(f"only {names} keep a journal; leave it out")
 
 
 def _streaming() -> str:

@@ -31,6 +31,8 @@ from partsong.parallel.tensor_parallel.strategy import TensorParallel as TensorP
 from partsong.parallel.token_experts.strategy import TokenExperts as TokenExperts
 from partsong.parallel.vae.parallel_vae import ParallelVae as ParallelVae
 from partsong.plugins import Registry
+from partsong.samplers.cascade_pipeline.loop import cascade_pipeline
+from partsong.samplers.cascade_pipeline.strategy import CascadePipeline as CascadePipeline
 from partsong.samplers.dual_parallel.loop import dual_parallel
 from partsong.samplers.dual_parallel.strategy import DualParallel as DualParallel
 from partsong.samplers.patch_pipeline.loop import patch_pipeline
@@ -56,12 +58,14 @@ class StrategyRow:
             **arguments)`` yields what the pipeline returns for each block as soon as it is done. Without `everywhere`
             only the first rank decodes, and the others yield None. Progress is kept in the folder `journal`, from which
             a run continues; see `VideoJournal`.
+        journals: whether `stream` keeps a journal.
         planned: the planner tries it on all ranks that branches of guidance and samples leave; not read of plug-ins.
     """
 
     strategy: type[Strategy]
     loop: Callable[..., Any] | None = None
     stream: Callable[..., Generator[Any, None, None]] | None = None
+    journals: bool = True
     planned: bool = False
 
 
@@ -88,6 +92,7 @@ BUILT_IN = (
     StrategyRow(ClipParallel, planned=True),
     StrategyRow(DualParallel, stream=dual_parallel),
     StrategyRow(TimestepPipeline, stream=timestep_pipeline),
+    StrategyRow(CascadePipeline, stream=cascade_pipeline, journals=False),
     StrategyRow(TimeParallel, loop=time_parallel),
     StrategyRow(DraftedSteps, loop=drafted_steps),
     StrategyRow(ExpertParallel),

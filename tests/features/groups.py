@@ -20,7 +20,7 @@ from partsong.samplers.registry import BUILT_IN
 #: Strategies for few models, for videos or for texts, which have tests of their own.
 LEFT_OUT = (
     *("TokenExperts", "ContextParallel", "DynamicSequence", "ClipParallel", "DualParallel", "TimestepPipeline"),
-    *("ExpertParallel", "StructureGuidance"),
+    *("CascadePipeline", "ExpertParallel", "StructureGuidance"),
 )
 #: Those that run at settings of their own. Approximate ones are exact at these: all steps are warm-up, and nothing is
 #: left out.

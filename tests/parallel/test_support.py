@@ -40,7 +40,8 @@ TESTED_ELSEWHERE = (
     | {("step-cache", model) for model in ADAPTERS}
     | {("lagged-layers", model) for name in test_lagged_layers.OTHERS for model in models_of(name)}
     | {("structure-guidance", model) for model in GUIDED}
-    | {(name, model) for name in ("dual-parallel", "timestep-pipeline") for model in turning_models()}
+    | {(f"{name}-pipeline", model) for name in ("timestep", "cascade") for model in turning_models()}
+    | {("dual-parallel", model) for model in turning_models()}
 )
 DENOISING = {name: kind for name, kind in strategies().items() if kind.denoises}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 
 from partsong import ledger
-from partsong.accelerator import Stopwatch
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.attention_call import TOKEN_AXES
@@ -30,6 +30,7 @@ from partsong.parallel.plan.seen import ModelRun, Seen, counting_flops
 from partsong.parallel.plan.state import PlanState
 from partsong.parallel.plan.verify import verified
 from partsong.parallel.ranks.agreement import AGREED_STEPS, Comparison, check_alike
+from partsong.parallel.ranks.computing import computing
 from partsong.parallel.ranks.health import note_broken_off
 from partsong.parallel.ranks.mesh import AXES
 from partsong.parallel.ranks.ranges import named_range
@@ -269,14 +270,11 @@ class Denoiser:
 
     def _timed(self, active: ledger.Ledger, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
         """Runs the model, and counts the time in which it did not wait for other ranks."""
-        clock, waited, late = Stopwatch(self.plan.mesh.device), active.open_amount("seconds_waiting"), len(active.late)
-        output = self._counted(forward, named) if active.flops else forward(**named)
-        taken, waited = clock.stop(), active.open_amount("seconds_waiting") - waited
-        if callable(taken):
-            whole, reads = taken, [read for name, read in active.late[late:] if name == "seconds_waiting"]
-            active.count(forwards=1, seconds_compute=lambda: whole() - waited - sum(read() for read in reads))
-        else:
-            active.count(forwards=1, seconds_compute=taken - waited)
+        # A call that pauses while others run knows no time of its own; its loop counts it.
+        pauses = self.cut is not None and self.cut.pauses
+        with nullcontext() if pauses else computing(self.plan.mesh.device):
+            output = self._counted(forward, named) if active.flops else forward(**named)
+        active.count(forwards=1)
         return output
 
     def _counted(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:

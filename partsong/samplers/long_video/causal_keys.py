@@ -42,6 +42,12 @@ class CausalKeys:
         self.peak_bytes = 0
         self._past: dict[tuple[int, int, int], _Past] = {}
 
+    def around(self, layer: int, k: Tensor, v: Tensor) -> KeysAround:
+        """Returns what the active block sees in one attention, and keeps its own keys."""
+        around = self.read(layer)
+        self.keep(layer, k, v)
+        return around
+
     def read(self, layer: int) -> KeysAround:
         """Returns the sink, and the window that comes before the active block."""
         past = self._past.get(self._key(layer))

@@ -113,6 +113,12 @@ class NeighbourKeys:
             )
         return torch.cat([before[0], sample], dim=dim)
 
+    def around(self, layer: int, k: Tensor, v: Tensor) -> KeysAround:
+        """Returns what the active block sees in one attention, and keeps its own keys."""
+        around = self.read(layer)
+        self.keep(layer, k, v)
+        return around
+
     def read(self, layer: int) -> KeysAround:
         """Returns the neighbours' keys for one attention; each version is read once and dropped."""
         block, step, branch = self.visit.block, self.visit.step, self.visit.branch

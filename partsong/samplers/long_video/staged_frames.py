@@ -28,12 +28,14 @@ KeysAround = Sequence[tuple[Tensor, Tensor, int]]
 class FrameContext(Protocol):
     """Describes which keys of other frames the current frames see, and which of their own are kept."""
 
-    def read(self, layer: int) -> KeysAround:
-        """Returns keys and values of the frames around, for one attention of the model."""
-        ...
+    def around(self, layer: int, k: Tensor, v: Tensor) -> KeysAround:
+        """Returns keys and values of the frames around, for one attention of the model.
 
-    def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Keeps the keys and values of the current frames."""
+        Args:
+            layer: number of the attention.
+            k: keys of the current frames.
+            v: their values.
+        """
         ...
 
 
@@ -119,9 +121,8 @@ class StagedFrames(StagedBlocks):
     def attend(self, call: AttentionCall) -> Tensor:
         """Computes attention of the current frames and their text to themselves and to the frames around."""
         assert self.loop is not None
-        around = self.loop.keys.read(call.layer)
         own = list(zip(call.runs[0], _parts(call), strict=True))
-        self.loop.keys.keep(call.layer, *next((k, v) for (stream, _), (k, v) in own if stream == IMAGE))
+        around = self.loop.keys.around(call.layer, *next((k, v) for (stream, _), (k, v) in own if stream == IMAGE))
         k = torch.cat([call.k, *(self.rotary.turned(keys, frames) for keys, _, frames in around)], dim=2)
         v = torch.cat([call.v, *(values for _, values, _ in around)], dim=2)
         masks = None

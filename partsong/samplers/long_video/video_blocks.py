@@ -140,9 +140,10 @@ class VideoBlocks:
         """
         for block, latents in enumerate(latents_of_blocks):
             with self.plan.looping():
-                yield self._finish(block, latents) if self.decodes else None
+                yield self.finish(block, latents) if self.decodes else None
 
-    def _finish(self, block: int, latents: Tensor) -> Any:
+    def finish(self, block: int, latents: Tensor) -> Any:
+        """Returns what the pipeline returns for a block, from its last latents; blocks come in order."""
         with self.open(block) as call:
             last = self._replay(call, len(call.pipe.scheduler.timesteps))
             end = call.send(latents.to(last.latents.device))
@@ -155,11 +156,12 @@ class VideoBlocks:
         for _ in range(steps):
             event = call.send(event.latents) if isinstance(event, Stepped) else event
             while isinstance(event, Denoise):
-                event = call.send(self._placeholder(event))
+                event = call.send(self.placeholder(event))
         assert isinstance(event, Stepped)
         return event
 
-    def _placeholder(self, event: Denoise) -> Any:
+    def placeholder(self, event: Denoise) -> Any:
+        """Returns an answer in the form of the model's, without its values."""
         sample = torch.zeros_like(event.arguments[self._sample])
         if event.arguments.get("return_dict") is False:
             return (sample,)

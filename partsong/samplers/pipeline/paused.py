@@ -1,32 +1,28 @@
 """Runs a pipeline's own call and pauses it wherever its denoiser is called.
 
 Some loops need several generations side by side, or the denoiser's calls in another order than a pipeline makes them.
-Here the pipeline's loop is turned inside out without being rewritten: it runs in a thread of its own, and exactly one
-thread runs at any time. The thread stops at every event below until the driver answers it, so only the driver decides
-what runs when, and only the driver talks to other ranks.
+Here the pipeline's loop is turned inside out without being rewritten: it runs in a thread of its own, which stops at
+every event below until the driver answers it (see `paused_thread`).
 """
 
 from __future__ import annotations
 
-import contextvars
 import copy
-import functools
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from partsong.accelerator import current, is_on_host, random_state, set_random_state
+from partsong.accelerator import random_state, set_random_state
 from partsong.parallel.hooks.arguments import ArgumentNames
 from partsong.parallel.hooks.model_hooks import kept_arguments, signature_of
 from partsong.parallel.hooks.replaced_method import Method, replace_method
+from partsong.samplers.pipeline.paused_thread import Closed, PausedThread, Returned
 
 __all__ = ["Denoise", "Event", "Finished", "PausedCall", "Stepped"]
 
@@ -66,16 +62,7 @@ class Finished:
     output: Any
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    error: BaseException
-
-
 Event = Denoise | Stepped | Finished
-
-
-class _Closed(BaseException):
-    """Unwinds a thread whose call is closed; no pipeline catches it."""
 
 
 class PausedCall:
@@ -117,10 +104,8 @@ class PausedCall:
         self.event: Event | None = None
         self._arguments = dict(arguments)
         self._random = _RandomState(self._arguments, _device(pipe))
-        self._events: SimpleQueue[Event | _Failed] = SimpleQueue()
-        self._answers: SimpleQueue[Any] = SimpleQueue()
-        self._closing, self._note_positions = False, note_positions
-        self._thread: threading.Thread | None = None
+        self._thread = PausedThread(lambda: self.pipe(**self._arguments), _device(pipe), "partsong-paused-call")
+        self._note_positions = note_positions
         # Bypasses the pipeline's own __setattr__, which would register the copies in its configuration.
         parts = vars(self.pipe)
         parts[denoiser] = self._paused_denoiser(getattr(pipe, denoiser))
@@ -143,20 +128,13 @@ class PausedCall:
             BaseException: whatever the pipeline raised.
         """
         assert not isinstance(self.event, Finished), "the call has ended"
-        with self._random.taken():
-            if self._thread is None:
-                run = functools.partial(contextvars.copy_context().run, self._run, _modes(self.pipe))
-                self._thread = threading.Thread(target=run, name="partsong-paused-call", daemon=True)
-                self._thread.start()
-            else:
-                self._answers.put(answer)
-            event = self._events.get()
-        if isinstance(event, (_Failed, Finished)):
-            self._thread.join()
-        if isinstance(event, _Failed):
+        try:
+            with self._random.taken():
+                event = self._thread.send(answer)
+        except BaseException:
             self.event = Finished(None)
-            raise event.error
-        self.event = event
+            raise
+        self.event = event = Finished(event.value) if isinstance(event, Returned) else event
         return event
 
     def hand_back_random_state(self) -> None:
@@ -165,10 +143,7 @@ class PausedCall:
 
     def close(self) -> None:
         """Ends the call at its current event; may be called again, and after its end."""
-        self._closing = True
-        if self._thread is not None and self._thread.is_alive():
-            self._answers.put(None)
-            self._thread.join()
+        self._thread.close()
         self.event = Finished(None) if not isinstance(self.event, Finished) else self.event
 
     def __enter__(self) -> PausedCall:
@@ -179,36 +154,13 @@ class PausedCall:
     ) -> None:
         self.close()
 
-    def _run(self, modes: list[Callable[[], AbstractContextManager[Any]]]) -> None:
-        event: Event | _Failed
-        try:
-            with ExitStack() as entered:
-                for mode in modes:
-                    entered.enter_context(mode())
-                event = Finished(self.pipe(**self._arguments))
-        except _Closed:
-            event = Finished(None)
-        except BaseException as error:  # noqa: BLE001 - the driver raises it
-            event = _Failed(error)
-        self._events.put(event)
-
-    def _pause(self, event: Event) -> Any:
-        """Hands over to the driver until it answers; in the call's own thread."""
-        assert threading.current_thread() is self._thread, "the paused pipeline was called from outside"
-        if not self._closing:
-            self._events.put(event)
-            answer = self._answers.get()
-        if self._closing:
-            raise _Closed
-        return answer
-
     def _paused_denoiser(self, module: nn.Module) -> nn.Module:
         names = ArgumentNames(signature_of(module))
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             positions = names.positions(args)
             self._note_positions(positions)
-            return self._pause(Denoise(kept_arguments(names.of(args, kwargs)), positions))
+            return self._thread.pause(Denoise(kept_arguments(names.of(args, kwargs)), positions))
 
         # The user's own hooks and compiled code belong to the real module, which the driver calls.
         bare: dict[str, Any] = {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}
@@ -217,7 +169,7 @@ class PausedCall:
     def _paused_step(self, step: Method) -> Method:
         def step_and_pause(*args: Any, **kwargs: Any) -> Any:
             result = step(*args, **kwargs)
-            answer = self._pause(Stepped(result[0]))
+            answer = self._thread.pause(Stepped(result[0]))
             others = answer[1:] if isinstance(answer, tuple) else result[1:]
             latents = answer[0] if isinstance(answer, tuple) else answer
             if isinstance(result, tuple):
@@ -243,26 +195,12 @@ def _copied(owner: Any) -> Any:
 
 
 def _stop(*args: Any, **kwargs: Any) -> None:
-    raise _Closed
+    raise Closed
 
 
 def _device(pipe: Any) -> torch.device:
     """Returns a pipeline's device: its weights may be elsewhere, or not loaded, until they are needed."""
     return torch.device(getattr(pipe, "_execution_device", getattr(pipe, "device", "cpu")))
-
-
-def _modes(pipe: Any) -> list[Callable[[], AbstractContextManager[Any]]]:
-    """Lists the caller's torch modes, which a new thread has to enter itself."""
-    device = _device(pipe)
-    modes: list[Callable[[], AbstractContextManager[Any]]] = [
-        functools.partial(torch.inference_mode, torch.is_inference_mode_enabled()),
-        functools.partial(torch.set_grad_enabled, torch.is_grad_enabled()),
-    ]
-    if torch.is_autocast_enabled(device.type):
-        modes.append(functools.partial(torch.autocast, device.type, torch.get_autocast_dtype(device.type)))
-    if not is_on_host(device):
-        modes.append(functools.partial(current, torch.device(device.type, torch.accelerator.current_device_index())))
-    return modes
 
 
 class _RandomState:

@@ -25,6 +25,7 @@ from partsong.parallel.ranks.collectives import Pending, exchange
 from partsong.parallel.ranks.shards import offsets, split_sizes
 from partsong.samplers.long_video.causal_block import causal_block
 from partsong.samplers.long_video.causal_keys import CausalKeys
+from partsong.samplers.long_video.frame_counts import check_whole_blocks
 from partsong.samplers.long_video.journal import Folder, VideoJournal, open_journal
 from partsong.samplers.long_video.neighbour_keys import Visit
 from partsong.samplers.long_video.video_blocks import VideoBlocks
@@ -56,13 +57,7 @@ def timestep_pipeline(
     plan.begin_loop()
     frames = causal_block(plan.denoisers[0].module)
     blocks = VideoBlocks(plan, arguments, frames=frames, context=0, noise="independent", everywhere=everywhere)
-    if blocks.sizes[-1] != frames:
-        low = (len(blocks.sizes) - 1) * frames
-        legal = [(count - 1) * blocks.factor + 1 for count in (low, low + frames) if count]
-        raise ArgumentError(
-            f"num_frames={(sum(blocks.sizes) - 1) * blocks.factor + 1} is {sum(blocks.sizes)} latent frames, but the "
-            f"model works in blocks of {frames}; use {' or '.join(map(str, legal))}"
-        )
+    check_whole_blocks(blocks.sizes, frames, blocks.factor)
     chain = _Chain(blocks, strategy, everywhere, open_journal(journal, blocks, strategy))
     try:
         yield from chain.resume()

@@ -7,15 +7,13 @@ from typing import Annotated, ClassVar
 
 from torch import nn
 
-from partsong.errors import ArgumentError, UnsupportedError
 from partsong.knobs import Count, Whole
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.adapters.row import TEXT
 from partsong.parallel.cuts.stage_sizes import Layers, check_layers
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.ranks.mesh import Mesh
 from partsong.parallel.strategy import Kind, Strategy
-from partsong.samplers.long_video.causal_block import CAUSAL_BLOCK, causal_block
+from partsong.samplers.long_video.causal_block import check_causal, refuses_causal
 from partsong.samplers.long_video.staged_frames import StagedFrames
 
 __all__ = ["TimestepPipeline"]
@@ -79,14 +77,7 @@ class TimestepPipeline(Strategy):
 
     def refuses(self, adapter: Adapter) -> str | None:
         """Refuses models that are not causal along time."""
-        if adapter.frames is None or adapter.frames.turns is None:
-            return f"it is not known to be causal along time; {adapter.instead}"
-        if any(TEXT in streams for streams in adapter.attention.values()):
-            return (
-                "its text attends to all frames and its frames to the text, so early frames would hear of later ones; "
-                f"{adapter.instead}"
-            )
-        return None
+        return refuses_causal(adapter)
 
     def cut(self, module: nn.Module, adapter: Adapter, mesh: Mesh, clock: StepClock) -> StagedFrames | None:
         """Returns the layers of this rank; all of them where each step has one rank.
@@ -95,14 +86,5 @@ class TimestepPipeline(Strategy):
             UnsupportedError: the model was not trained to see only the past.
             ArgumentError: the sink is longer than a block.
         """
-        reason, block = self.refuses(adapter), causal_block(module)
-        if reason is not None:  # one rank needs this loop too
-            raise UnsupportedError(f"TimestepPipeline on {adapter.model}: {reason}")
-        if block < 2:
-            raise UnsupportedError(
-                f"{adapter.model}: TimestepPipeline needs a model that sees the past alone; this one's configuration "
-                f"has no {CAUSAL_BLOCK} of 2 or more. Use DualParallel for models that see all frames"
-            )
-        if self.sink > block:
-            raise ArgumentError(f"TimestepPipeline: sink={self.sink} frames; use at most {block}, the model's block")
+        check_causal("TimestepPipeline", module, adapter, self.sink)
         return StagedFrames(module, adapter, mesh, self.layers)

@@ -1,0 +1,114 @@
+"""Measures block cascading on the zoo's causal model: ``python benchmarks/video/cascade.py``.
+
+Quality is that of videos at several depths on one rank: the frames are the same on any number of ranks. Seconds per
+block are those of one rank and of several by turns, each the median over rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+
+from benchmarks.filing import file_result, markdown_table, result_path
+from benchmarks.video.zoo_study import Case, study
+from partsong import CascadePipeline, TimestepPipeline, zoo
+from partsong.jobs.compare import gather
+from partsong.jobs.pipelines import quiet_libraries
+from partsong.parallel import Mesh, Strategy, parallelize
+from partsong.parallel.ranks.launch import launch
+from partsong.samplers import stream
+
+MODEL = "motion-causal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Says what to sample."""
+
+    out: Path = result_path(__file__)
+    """Result files without suffix."""
+    depths: list[int] = field(default_factory=lambda: [1, 2, 4])
+    """Blocks that are denoised together; 4 is the model's number of steps."""
+    captions: int = 20
+    """Fresh captions, one video each; 0 measures no quality."""
+    frames: int = 159
+    """Frames of each video, in blocks of four latents with two frames each."""
+    nproc: int = 2
+    """Ranks beside one, one thread each."""
+    rounds: int = 5
+    """Videos on each number of ranks, by turns; 0 measures no times."""
+    seed: int = 1
+    """Seed of captions and noise."""
+
+
+def main(config: Config) -> None:
+    """Measures and writes the files."""
+    note = (
+        "The zoo's causal model at its default four steps, float32, one thread per rank. The first row is "
+        "TimestepPipeline, for which it was trained. Facts over all captions, identity as the mean over videos of the "
+        "part of frames that keep it. Seconds per block of eight frames, without decoding, after the first block."
+    )
+    cases: list[Strategy] = [TimestepPipeline(), *(CascadePipeline(depth=depth) for depth in config.depths)]
+    rows: list[dict[str, Any]] = [{"case": repr(case)} for case in cases]
+    if config.captions:
+        knobs = {"frames": config.frames, "num_captions": config.captions, "seed": config.seed}
+        found, _ = study([Case(model=MODEL, strategy=case) for case in cases], nproc=1, **knobs)
+        rows = [row | scores for row, scores in zip(rows, found, strict=True)]
+    if config.rounds:
+        seconds = launch(_times, config.nproc, tuple(cases), config.nproc, config.frames, config.rounds)
+        rows = [row | times for row, times in zip(rows, seconds, strict=True)]
+    file_result(config.out, __file__, rows, "Block cascading on the zoo's causal model", note, _table(rows))
+
+
+def _times(cases: tuple[Strategy, ...], nproc: int, frames: int, rounds: int) -> list[dict[str, Any]]:
+    """Times every strategy on one rank and on all, by turns."""
+    quiet_libraries()
+    torch.set_num_threads(1)
+    pipe: Any = zoo.load(MODEL)
+    pipe.set_progress_bar_config(disable=True)
+    rows = []
+    with Mesh(stage=nproc, timeout=1800.0) as mesh:
+        for case in cases:
+            alone: list[float] = []
+            together: list[float] = []
+            for number in range(rounds + 1):
+                first = _per_block(pipe, case, mesh.alone(), frames) if mesh.is_main else 0.0
+                gather(mesh, [0.0], "wait for one rank")
+                second = _per_block(pipe, case, mesh, frames)
+                gather(mesh, [0.0], "end of a round")
+                if number:  # the first one warms up
+                    alone, together = [*alone, first], [*together, second]
+            one, all_of_them = statistics.median(alone), statistics.median(together)
+            seconds = {"seconds_serial": one, "seconds_median": all_of_them, "ratio_to_serial": one / all_of_them}
+            rows.append({"nproc": nproc, **seconds, "seconds_serial_all": alone, "seconds_all": together})
+    return rows
+
+
+def _per_block(pipe: Any, case: Strategy, mesh: Mesh, frames: int) -> float:
+    named = {**zoo.MODELS[MODEL].defaults, "num_frames": frames, "prompt": "a big red circle bounces left and right"}
+    draw = torch.Generator().manual_seed(0)
+    with parallelize(pipe, case, mesh=mesh) as plan:
+        times = [time.perf_counter() for _ in stream(plan, **named, output_type="latent", generator=draw)]
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    columns = ["strategy", "facts read", "identity kept", "border jumps", "s per block, 1 rank", "several", "ratio"]
+    lines = []
+    for row in rows:
+        cells = [f"`{row['case']}`"]
+        quality = (("facts_read", 100, ".1f"), ("identity_kept", 100, ".1f"), ("border_jump_ratio", 1, ".2f"))
+        seconds = (("seconds_serial", 1, ".3f"), ("seconds_median", 1, ".3f"), ("ratio_to_serial", 1, ".2f"))
+        cells += [f"{row[name] * scale:{form}}" if name in row else "" for name, scale, form in (*quality, *seconds)]
+        lines.append(tuple(cells))
+    return markdown_table(tuple(columns), lines)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))
