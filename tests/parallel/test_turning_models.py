@@ -62,6 +62,12 @@ def test_a_window_that_holds_the_past_is_the_causal_model(nproc: int) -> None:
     assert max(found.values()) <= 1e-10
 
 
+@pytest.mark.parametrize(("name", "guidance"), [("LTX-Video", 3.0), ("Kandinsky 5", 1.0)])
+def test_blocks_that_see_clean_blocks_are_the_causal_model(name: str, guidance: float) -> None:
+    with Mesh(stage=1) as mesh:
+        assert turning_worker.cascaded(name, mesh, guidance) <= 1e-10
+
+
 @pytest.mark.parametrize(
     ("name", "counts"),
     [
@@ -76,7 +82,7 @@ def test_frames_equal_the_whole_decoding(name: str, counts: list[int]) -> None:
     assert turning_worker.decoded(name) == (pytest.approx(0.0, abs=1e-10), counts)
 
 
-@pytest.mark.parametrize("name", ["Mochi", "LTX-Video"])
+@pytest.mark.parametrize("name", ["Mochi", "LTX-Video", "Kandinsky 5"])
 def test_a_stopped_video_goes_on(name: str, tmp_path: Path) -> None:
     assert turning_worker.resumed(name, tmp_path)
 

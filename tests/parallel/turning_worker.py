@@ -28,10 +28,12 @@ from diffusers.models.transformers import transformer_hunyuan_video, transformer
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from partsong import DualParallel, TimestepPipeline
+from partsong import CascadePipeline, DualParallel, TimestepPipeline
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, parallelize
+from partsong.parallel.hooks.samples import sample_of
 from partsong.samplers import generate, stream
+from partsong.samplers.pipeline.paused import Denoise, PausedCall
 from tests.parallel.dual_worker import Euler
 from tests.parallel.ranks import error, gathered
 from tests.parallel.video_families import cogvideox, hunyuan_video_like, ltx, mochi
@@ -285,6 +287,42 @@ def causal(name: str, mesh: Mesh) -> float:
         with parallelize(pipe, TimestepPipeline(window=3, sink=0), mesh=mesh) as plan:
             found = generate(plan, **turning.call(frames, latents=latents.clone())).frames
     return error(found, serial)
+
+
+class Timeless(Moving):
+    """Has all steps at time zero, so that a model of all frames can show the past as it is when it is clean."""
+
+    def set_timesteps(self, num_inference_steps: Any = None, device: Any = None, sigmas: Any = None, **_: Any) -> None:
+        super().set_timesteps(num_inference_steps, device, sigmas)
+        self.timesteps = torch.zeros_like(self.timesteps)
+
+
+def cascaded(name: str, mesh: Mesh, guidance: float) -> float:
+    """At depth 1, with a window that holds the past, against the model of all frames, block after block."""
+    turning, frames, block, steps = TURNING[name], 6, 2, 2
+    with in_float64():
+        pipe, latents = turning.make(2, Timeless()), turning.noise(frames)
+        named = turning.call(frames, latents=latents.clone(), guidance_scale=guidance)
+        with PausedCall(pipe, "transformer", named) as call:
+            event = call.send()
+            assert isinstance(event, Denoise)
+            asked = event.arguments
+        serial = latents.clone()
+        for start in range(0, frames, block):
+            for _ in range(steps):
+                whole = torch.cat([serial] * len(asked["hidden_states"]))
+                with _PastAlone(frames, block, 6 if name == "LTX-Video" else 15), torch.no_grad():
+                    out = sample_of(pipe.transformer(**{**asked, "hidden_states": whole}))
+                if len(out) > 1:
+                    without, towards = out.chunk(2)
+                    out = without + guidance * (towards - without)
+                each = serial.shape[turning.dim] // frames
+                part = (turning.dim, start * each, block * each)
+                serial.narrow(*part)[..., : out.shape[-1]] -= out.narrow(*part) / steps
+        pipe.transformer.register_to_config(num_frame_per_block=block)
+        with parallelize(pipe, CascadePipeline(depth=1, window=3, sink=0), mesh=mesh) as plan:
+            found = generate(plan, **named).frames
+    return error(found, serial[..., : found.shape[-1]])
 
 
 class Told(Still):

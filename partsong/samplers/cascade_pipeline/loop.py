@@ -68,12 +68,10 @@ class _Track(CallTrack):
 
     Attributes:
         asked: arguments of the calls of the model in the newest step.
-        before: latents before that step; None before the second one.
         final: latents after the last step.
     """
 
     asked: list[dict[str, Any]] = field(default_factory=list)
-    before: Tensor | None = None
     final: Tensor | None = None
 
 
@@ -91,6 +89,7 @@ class _Loop:
         self.stage.loop = self
         self.cascade = Cascade(len(blocks.sizes), 1, 1, self.axis.size)
         self.calls, self.like = 1, torch.empty(0)
+        self._knows_input = False
 
     def begin(self) -> None:
         """Compares the ranks' arguments, and finds the steps and the calls of a step, without the model."""
@@ -176,17 +175,26 @@ class _Loop:
         if block not in self.tracks:
             self.tracks[block] = _Track(self.blocks.open(block))
         track = self.tracks[block]
-        if isinstance(track.call.event, Stepped):
-            track.before = track.call.event.latents
-            track.send(track.before)
-        event = track.call.event
+        before = track.call.event.latents if isinstance(track.call.event, Stepped) else None
+        event = track.call.event if before is None else track.send(before)
         if not isinstance(event, Denoise) or track.branch != branch:
             raise UnsupportedError(
                 f"{type(self.plan.target).__name__} makes another number of calls of its denoiser in step "
                 f"{track.step + 1} than in the first; guide in all steps or in none"
             )
+        if before is not None and not self._knows_input:
+            self._check_input(event.arguments[self.denoiser.adapter.sample], before)
         track.asked = [*track.asked[:branch], event.arguments]
         return event.arguments
+
+    def _check_input(self, sample: Tensor, latents: Tensor) -> None:
+        """Refuses a pipeline whose latents are not what its model gets: what it gets of clean ones is not known."""
+        if not torch.equal(_with_latents(sample, latents), sample):
+            raise UnsupportedError(
+                f"{type(self.plan.target).__name__} changes its latents before it calls the model, so the input of "
+                "clean latents is not known; use TimestepPipeline"
+            )
+        self._knows_input = True
 
     def _answer(self, block: int, output: Any) -> None:
         track = self.tracks[block]
@@ -199,14 +207,8 @@ class _Loop:
         track, adapter = self.tracks[block], self.denoiser.adapter
         assert track.final is not None
         named = track.asked[branch]
-        sample = named[adapter.sample]
-        if track.before is not None and not torch.equal(_with_latents(sample, track.before), sample):
-            raise UnsupportedError(
-                f"{type(self.plan.target).__name__} changes its latents before it calls the model, so the input of "
-                "clean latents is not known; use TimestepPipeline"
-            )
-        time = torch.zeros_like(named[adapter.timestep])
-        return {**named, adapter.sample: _with_latents(sample, track.final), adapter.timestep: time}
+        sample, time = _with_latents(named[adapter.sample], track.final), torch.zeros_like(named[adapter.timestep])
+        return {**named, adapter.sample: sample, adapter.timestep: time}
 
     def _end(self, block: int) -> Any:
         """Sends the last latents of a block to the ranks that decode, which return what the pipeline makes of them."""

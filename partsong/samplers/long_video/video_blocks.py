@@ -80,7 +80,6 @@ class VideoBlocks:
         self._noise = FrameNoise(self.drawn, frames=frames, context=context, kind=noise)
         self._text = SharedText()
         is_latent = self.arguments.get("output_type") == "latent"
-        self._sample = denoiser.adapter.sample
         self.decodes = everywhere or plan.mesh.is_main
         self._decoder = StreamingDecoder(self.pipe.vae, total) if self.decodes and not is_latent else None
         self.latents = torch.empty(0)
@@ -162,12 +161,8 @@ class VideoBlocks:
 
     def placeholder(self, event: Denoise) -> Any:
         """Returns an answer in the form of the model's, without its values."""
-        sample = torch.zeros_like(event.arguments[self._sample])
-        if event.arguments.get("return_dict") is False:
-            return (sample,)
-        from diffusers.models.modeling_outputs import Transformer2DModelOutput  # takes seconds
-
-        return Transformer2DModelOutput(sample=sample)
+        layout = self.stage.layout(event.arguments)  # its input may have more channels
+        return layout.returned(torch.zeros_like(layout.owners).contiguous())
 
     def _generators(self, block: int) -> Any:
         """Returns the generators of a scheduler that adds noise: every block has its own."""
