@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -12,7 +13,18 @@ from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.pieces import WeightPiece
 
-__all__ = ["Attachment", "Borders", "Coder", "Cut", "Ghosts", "Rounds", "Shards", "Statistics", "TextShards"]
+__all__ = [
+    "Attachment",
+    "Borders",
+    "Coder",
+    "Cut",
+    "Ghosts",
+    "KeptRows",
+    "Rounds",
+    "Shards",
+    "Statistics",
+    "TextShards",
+]
 
 #: The rows right above and right below a rank's own, `[B, C, p, W]`; None at the image's edge.
 Ghosts = tuple[Tensor | None, Tensor | None]
@@ -284,6 +296,14 @@ class TextShards(Protocol):
         """
         return None
 
+    def parts_of(self, texts: int, tokens: int) -> int:
+        """Returns how many parts a call of so many tokens in all its texts goes through the ranks in."""
+        return 1
+
+    def cut_row(self, sizes: tuple[int, ...], begin: Callable[[int], None]) -> AbstractContextManager[None]:
+        """Lets calls within it, of one row, go through the ranks in parts of so many tokens; see `TextPlan.cut_row`."""
+        return nullcontext()
+
     def heads_here(self, heads: int) -> int:
         """Returns how many of a model's heads of keys this rank computes."""
         return heads
@@ -298,4 +318,21 @@ class TextShards(Protocol):
 
     def describe(self) -> str:
         """Says in words what is shared out."""
+        ...
+
+
+@runtime_checkable
+class KeptRows(Protocol):
+    """Describes a layer of a cache whose keys can be written for some rows after others."""
+
+    def can_cut(self, total: int) -> bool:
+        """Says whether it can be cut by the rows of a call."""
+        ...
+
+    def some(self, rows: slice) -> Any:
+        """Returns a layer like it for some rows of the call."""
+        ...
+
+    def join(self, parts: Sequence[Any]) -> None:
+        """Takes the keys of the parts of a call, one for some rows after another."""
         ...

@@ -124,11 +124,12 @@ def plan_texts(model: Any, machine: Machine, *, prompt: int, rows: int = 1) -> T
         except PartsongError as reason:
             refused.append(Refusal(name, str(reason)))
             continue
-        if isinstance(strategy, LayerPipeline):  # one rank works at a time
+        if isinstance(strategy, LayerPipeline):  # so far it has its messages only
+            step, whole = (_pipelined(strategy, rows, tokens, machine.ranks) for tokens in (rows, rows * prompt))
             estimate = replace(
                 estimate,
-                seconds=serial.seconds + estimate.seconds,
-                prompt_seconds=serial.prompt_seconds + estimate.prompt_seconds,
+                seconds=serial.seconds * step + estimate.seconds,
+                prompt_seconds=serial.prompt_seconds * whole + estimate.prompt_seconds,
             )
         if fits(estimate.memory, machine.device):
             fitting.append(estimate)
@@ -136,6 +137,12 @@ def plan_texts(model: Any, machine: Machine, *, prompt: int, rows: int = 1) -> T
             refused.append(Refusal(name, f"it needs {estimate.memory / 1e9:.1f} GB on a device"))
     ordered = sorted(fitting, key=lambda each: (each.seconds, each.strategy))
     return TextAdvice(tuple(ordered), tuple(refused), serial, fits(serial.memory, machine.device))
+
+
+def _pipelined(strategy: LayerPipeline, rows: int, tokens: int, ranks: int) -> float:
+    """Returns how long a call takes with its parts in flight, as a share of what it takes on one device."""
+    parts = strategy.parts_of(rows, tokens)
+    return (parts + ranks - 1) / (parts * ranks)
 
 
 def _estimate(model: Any, strategy: Strategy | None, machine: Machine, prompt: int, rows: int) -> TextEstimate:

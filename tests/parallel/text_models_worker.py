@@ -53,7 +53,7 @@ MASKED = {"llada": ("llama", "mdlm"), "sdar": ("qwen3", "bd3")}
 STRATEGIES: dict[str, Strategy] = {
     "tensor": TensorParallel(),
     "sharded": ShardedWeights(),
-    "layers": LayerPipeline(),
+    "layers": LayerPipeline(smallest=1),
     "experts": TokenExperts(),
 }
 #: What transformers has no plan for.

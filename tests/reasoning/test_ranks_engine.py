@@ -27,6 +27,7 @@ SIZES: dict[str, Any] = {"num_attention_heads": 6, "num_key_value_heads": 3, "hi
 RANKS: dict[str, dict[str, Any]] = {
     "tensor": {"strategies": (TensorParallel(),), "speculate": ["ngram", "jacobi"]},
     "layers": {"strategies": (LayerPipeline(),), "speculate": "ngram"},
+    "layers, in parts": {"strategies": (LayerPipeline(smallest=1),), "speculate": "ngram", "prefill_chunk": 7},
     "sharded": {"strategies": (ShardedWeights(),), "prefill_chunk": 7, "max_rows": 3},
 }
 

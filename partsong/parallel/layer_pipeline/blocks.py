@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.cuts.batch import with_whole
 from partsong.parallel.cuts.batch_rules import BatchRules
 from partsong.parallel.cuts.block_lists import READ_FROM_OUTSIDE, blocks_of
-from partsong.parallel.cuts.handed_on import check_returned, hand_on, share_output
+from partsong.parallel.cuts.handed_on import check_returned
+from partsong.parallel.cuts.relay import Relay
 from partsong.parallel.cuts.stacked_branches import branches_apart
 from partsong.parallel.cuts.stage_sizes import stage_sizes
 from partsong.parallel.hooks.dropped_weights import drop_weights
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
 from partsong.parallel.hooks.samples import map_samples, samples_of
 from partsong.parallel.protocols import Cut, Shards
-from partsong.parallel.ranks.collectives import Pending
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.pieces import WeightPiece
 
@@ -71,10 +70,7 @@ class PipelinedBlocks(Cut):
         self.axis, self.sizes = axis, dict[str, tuple[int, ...]]()
         self.blocks, self.rules = blocks_of(module, adapter), BatchRules.of(adapter)
         self.owners = _owners(adapter.model, layers, len(self.blocks), self.axis.size)
-        self._message = f"states of a stage of {adapter.model}"
-        self._owner: int | None = None  # of the last block that was called for this sample
-        self._sent: list[Pending] = []
-        self._moved: Counter[tuple[int, int]] = Counter()
+        self._relay = Relay(axis, f"states of a stage of {adapter.model}")
         self._last = _Passes(1, {}, self.axis.size - 1, 0)
         self._uncut: str | None = None
         self._postponed: list[_Passes] | None = None  # calls whose results nobody has asked for yet
@@ -91,25 +87,24 @@ class PipelinedBlocks(Cut):
 
     def abandon(self) -> None:
         """Drops pending messages without waiting, after an error."""
-        self._sent.clear()
+        self._relay.abandon()
 
     def _run(self, forward: Callable[..., Any], named: dict[str, Any]) -> Any:
         """Makes one call of the model, a sample at a time."""
         total = len(named[self.sample])
-        self._moved.clear()
+        self._relay.moved.clear()
         parts = self._samples(named, total)
-        outputs = []
-        for number, part in enumerate(parts):
-            self._owner = None
+
+        def run(number: int) -> Any:
             if len(parts) == 1:
-                outputs.append(forward(**part))
-                continue
+                return forward(**named)
             with branches_apart(self.module, slice(number, number + 1), total):
-                outputs.append(forward(**part))
+                return forward(**parts[number])
+
+        outputs = self._relay.through(range(len(parts)), run)
         output = outputs[0] if len(parts) == 1 else with_whole(_joined(outputs), parts[-1], named)
-        owner = 0 if self._owner is None else self._owner
         returned = sum(part.nbytes for part in samples_of(output))
-        self._last = _Passes(total, dict(self._moved), owner, returned)
+        self._last = _Passes(total, dict(self._relay.moved), self._relay.owner or 0, returned)
         if self._postponed is not None:
             self._postponed.append(self._last)
             return output
@@ -127,12 +122,8 @@ class PipelinedBlocks(Cut):
     def _shared(self, outputs: list[Any], passes: list[_Passes]) -> list[Any]:
         """Sends every rank the outputs of calls, and waits for all that this rank has sent."""
         self._in_flight = sum(each.batch for each in passes)
-        name = f"output of {self.model}"
-        whole = [share_output(self.axis, p.owner, o, name=name) for o, p in zip(outputs, passes, strict=True)]
-        for pending in self._sent:
-            pending.wait()
-        self._sent.clear()
-        return whole
+        owners = [each.owner for each in passes]
+        return self._relay.share(owners, outputs, name=f"output of {self.model}")
 
     def _samples(self, named: dict[str, Any], total: int) -> list[dict[str, Any]]:
         """Returns the arguments of every sample; those of all at once where it is not known how to cut them."""
@@ -150,12 +141,8 @@ class PipelinedBlocks(Cut):
         block, owner = self.blocks[number], self.owners[number]
 
         def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
-            before, self._owner = self._owner, owner
-            given = tuple(named[name] for name in block.names)
-            # Before the first block every rank has computed the same.
-            if before is not None and before != owner:
-                given = self._pass(before, owner, given)
-                named.update(zip(block.names, given, strict=True))
+            given = self._relay.enter(owner, tuple(named[name] for name in block.names))
+            named.update(zip(block.names, given, strict=True))
             if owner != self.axis.index:
                 return given if len(block.names) > 1 else given[0]
             output = forward(**named)
@@ -163,15 +150,6 @@ class PipelinedBlocks(Cut):
             return output
 
         return run
-
-    def _pass(self, sender: int, receiver: int, values: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        self._moved[sender, receiver] += sum(tensor.nbytes for tensor in values)
-        values, pending = hand_on(self.axis, sender, receiver, values, name=self._message)
-        if self.axis.index == receiver:
-            pending.wait()
-        else:
-            self._sent.append(pending)
-        return values
 
     def call_notes(self) -> _Passes:
         """Returns what passed between ranks in the last call."""

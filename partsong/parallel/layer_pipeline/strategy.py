@@ -32,14 +32,20 @@ class LayerPipeline(Strategy):
     second on all calls of a step go through the ranks together (see `GuidancePair`). One sample without guidance goes
     through the ranks in turn: that makes a model fit, and does not make it faster.
 
-    A call of a language model stays whole, and goes through the ranks in turn. A rank has the keys of its own layers.
-    The vocabulary is cut over all ranks. `TensorParallel` sends two messages a token for every layer.
+    The rows of a language model's call go through the ranks in parts, in the same way, where there are at least two of
+    `smallest` tokens each: prompts, and texts of masked models. One row goes through the ranks in turn, and so does a
+    step of one token a row, which would read the weights once for each part. So do rows whose cache is not known to be
+    cut by rows (static, quantised or offloaded ones, and states of linear attention), and models that change states
+    between their layers; `explain` says why. A rank has the keys of its own layers. The vocabulary is cut over all
+    ranks. `TensorParallel` sends two messages a token for every layer.
 
     Use it when a model does not fit one device and links are slow, or its heads do not divide.
 
     Args:
         degree: number of ranks; None takes all ranks that other strategies leave.
         layers: layers of each rank; None distributes them evenly.
+        smallest: tokens of the smallest part of a text call. It should be about as many as a device computes while it
+            reads the weights once: about a hundred on GPUs, ten on CPUs.
 
     Source: GPipe, arXiv 1811.06965.
 
@@ -56,6 +62,7 @@ class LayerPipeline(Strategy):
 
     degree: Count | None = None
     layers: Layers | None = None
+    smallest: Count = 128
 
     def validate(self) -> None:
         """Refuses a number of stages other than the degree."""
@@ -95,4 +102,18 @@ class LayerPipeline(Strategy):
         from partsong.parallel.text.stages import TextStages, find_layers
 
         axis, name = mesh.axis("pipe"), type(model).__name__
-        return TextStages(model, axis, stage_sizes(name, self.layers, len(find_layers(model)), axis.size))
+        sizes = stage_sizes(name, self.layers, len(find_layers(model)), axis.size)
+        return TextStages(model, axis, sizes, self.parts_of)
+
+    def parts_of(self, texts: int, tokens: int) -> int:
+        """Returns how many parts a call of a language model has.
+
+        Args:
+            texts: rows.
+            tokens: those of all rows.
+
+        Example:
+            >>> LayerPipeline().parts_of(4, 4 * 100), LayerPipeline(smallest=1).parts_of(4, 4)
+            (3, 4)
+        """
+        return max(1, min(texts, tokens // self.smallest))

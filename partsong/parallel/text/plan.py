@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -127,6 +128,19 @@ class TextPlan(Attached):
     def layers_here(self, layers: int) -> range:
         """Returns which of a model's layers this rank computes."""
         return range(layers) if self.shards is None else self.shards.layers_here(layers)
+
+    def parts_of(self, texts: int, tokens: int) -> int:
+        """Returns how many parts a call of so many tokens in all its texts goes through the ranks in."""
+        return 1 if self.shards is None else self.shards.parts_of(texts, tokens)
+
+    def cut_row(self, sizes: tuple[int, ...], begin: Callable[[int], None]) -> AbstractContextManager[None]:
+        """Lets calls within it, of one row that holds several texts, go through the ranks in parts, in flight together.
+
+        Args:
+            sizes: tokens of each part; `parts_of` says how many parts are worth it.
+            begin: is called with the number of each part before its layers run, on every rank.
+        """
+        return nullcontext() if self.shards is None else self.shards.cut_row(sizes, begin)
 
     def note_read(self) -> None:
         """Notes that the weights of this rank's share were read after they were cut, so the others are nowhere here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -38,6 +39,12 @@ class AnswerStore:
         # Zeros: unwritten slots are read with weight 0, and 0 * nan is nan.
         both = torch.zeros(2, layers, rows, heads, slots, width, dtype=self._dtype, device=self._device)
         return both[0], both[1]
+
+    def some(self, rows: slice) -> AnswerStore:
+        """Returns the store of some rows, which has their memory in common with this one until that grows."""
+        part = copy.copy(self)
+        part.keys, part.values = self.keys[:, rows], self.values[:, rows]
+        return part
 
     def reserve(self, rows: int, slots: int) -> None:
         """Makes room for `rows` rows of `slots` tokens."""

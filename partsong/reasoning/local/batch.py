@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor
@@ -57,7 +59,7 @@ class Batch(Generic[Row]):
         self.model = model
         self.rows: list[Row] = []
         self.store = AnswerStore(model.key_shape, model.dtype, model.device)
-        self._branches: Branches | None = None
+        self._branches: dict[tuple[int, int], Branches] = {}
 
     def join(self, row: Row) -> None:
         """Adds a row, which then uses its leaf."""
@@ -96,7 +98,7 @@ class Batch(Generic[Row]):
 
     def changed(self) -> None:
         """Notes that the rows, or the nodes above them, have changed."""
-        self._branches = None
+        self._branches.clear()
 
     def forward(
         self,
@@ -124,23 +126,46 @@ class Batch(Generic[Row]):
         lengths = [row.length for row in self.rows]
         most = max((draft.num_rows for draft in drafts), default=1)
         self.store.reserve(len(self.rows), max(lengths, default=0) + most)
-        if self._branches is None:
-            self._branches = branches_of([row.shared for row in self.rows], self.model.device)
-        step = AttentionStep(self.store, lengths, self._branches, placed, [draft.row_parents for draft in drafts])
-        logits, states = self._run(feed, step, layers)
+        sizes = [draft.num_rows for draft in drafts] or [1] * len(self.rows)
+        logits, states = self._run(feed, self._steps(feed, sizes, placed, drafts), layers)
         kept = dict(zip(feed.keep[written:], logits[written:], strict=True))
         ends = [kept.get(chunk.end - 1) for chunk in placed]
         ends = [None if end is None else end.clone() for end in ends]
         if states is None:
             return BatchOutput(logits[:written], ends, [], [], [])
-        sizes = [draft.num_rows for draft in drafts] or [1] * len(self.rows)
         by_row = list(states[: sum(sizes)].split(sizes))
         ahead = [states[chunk.end - 1 : chunk.end + chunk.masks] for chunk in placed]
         read = [states[chunk.place : chunk.end] for chunk in placed]
         return BatchOutput(logits[:written], ends, by_row, ahead, read)
 
-    def _run(self, feed: BatchFeed, step: AttentionStep, layers: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
-        how = (feed.tokens, feed.positions, feed.keep, step, feed.marks)
+    def _steps(
+        self, feed: BatchFeed, sizes: Sequence[int], placed: Sequence[Chunk], drafts: Sequence[DraftTree]
+    ) -> list[AttentionStep]:
+        """Computes the attention of rows and chunks together, or of several parts that are in flight between ranks."""
+        counts = [*sizes, *(chunk.count + chunk.masks for chunk in placed)]
+        # A trained head finds its masks by their places in the whole row.
+        parts = 1 if feed.masks else self.model.parts_of(len(counts), sum(counts))
+        num_rows, steps = len(self.rows), list[AttentionStep]()
+        for part, start in _parts(counts, parts):
+            rows = slice(min(part.start, num_rows), min(part.stop, num_rows))
+            own = placed[max(0, part.start - num_rows) : max(0, part.stop - num_rows)]
+            where = rows.start, rows.stop
+            if where not in self._branches:
+                self._branches[where] = branches_of([row.shared for row in self.rows[rows]], self.model.device)
+            step = AttentionStep(
+                self.store if parts == 1 else self.store.some(rows),
+                [row.length for row in self.rows[rows]],
+                self._branches[where],
+                [replace(chunk, place=chunk.place - start) for chunk in own],
+                [draft.row_parents for draft in drafts[rows]],
+            )
+            steps.append(step)
+        return steps
+
+    def _run(
+        self, feed: BatchFeed, steps: Sequence[AttentionStep], layers: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        how = (feed.tokens, feed.positions, feed.keep, steps, feed.marks)
         if not layers:
             return self.model.forward(*how), None
         return self.model.look(*how, masks=feed.masks, layers=layers)
@@ -182,3 +207,19 @@ class Batch(Generic[Row]):
 def _is_short(node: PrefixNode) -> bool:
     alone = node.users <= 1 and len(node.children) <= 1
     return len(node.tokens) <= (_SHORT_ALONE if alone else _SHORT)
+
+
+def _parts(counts: Sequence[int], parts: int) -> list[tuple[slice, int]]:
+    """Shares texts out to at most so many parts of about as many tokens; returns each part and its first token.
+
+    >>> _parts([1, 1, 6], 2)
+    [(slice(0, 2, None), 0), (slice(2, 3, None), 2)]
+    """
+    ends = list(itertools.accumulate(counts))
+    numbers = [min(parts - 1, (end - 1) * parts // ends[-1]) for end in ends]
+    shares, first = list[tuple[slice, int]](), 0
+    for _, members in itertools.groupby(numbers):
+        last = first + len(list(members))
+        shares.append((slice(first, last), ends[first] - counts[first]))
+        first = last
+    return shares

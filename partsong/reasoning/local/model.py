@@ -7,7 +7,7 @@ import math
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -84,7 +84,7 @@ class LocalModel:
         # One forward at a time: an engine and workers that share its model compute in threads of their own.
         self._turn = threading.Lock()
         self._step: AttentionStep | None = None
-        self._tokens = 0
+        self._tokens = self._total = 0  # of a step, and of all steps of a forward
         self._masks: GatedLora | None = None
         #: How many forwards it has computed.
         self.forwards = 0
@@ -170,7 +170,7 @@ class LocalModel:
         tokens: Sequence[int],
         positions: Sequence[int],
         keep: Sequence[int],
-        step: AttentionStep,
+        steps: AttentionStep | Sequence[AttentionStep],
         marks: Sequence[int] = (),
     ) -> Tensor:
         """Computes the logits after some tokens.
@@ -179,20 +179,20 @@ class LocalModel:
             tokens: the tokens of all sequences, in one row.
             positions: each token's position in its own sequence.
             keep: indices of the tokens whose logits are returned.
-            step: what each token attends to.
+            steps: what each token attends to; several for tokens that go through the ranks in parts (see `parts_of`).
             marks: each token's thought embedding; empty for no embeddings.
 
         Returns:
             `[len(keep), vocabulary]`.
         """
-        return self._compute(tokens, positions, keep, step, marks, {}, ())[0]
+        return self._compute(tokens, positions, keep, steps, marks, {}, ())[0]
 
     def look(
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
         keep: Sequence[int],
-        step: AttentionStep,
+        steps: AttentionStep | Sequence[AttentionStep],
         marks: Sequence[int] = (),
         *,
         masks: Mapping[int, int] = MappingProxyType({}),
@@ -204,7 +204,7 @@ class LocalModel:
             tokens: as there; ids of masks do not matter.
             positions: as there.
             keep: as there.
-            step: as there.
+            steps: as there.
             marks: as there.
             masks: which of the tokens are masks, each with its number (see `GatedLora`).
             layers: whose states are returned: 0 is the embedding, -1 the input of the head.
@@ -215,7 +215,7 @@ class LocalModel:
         if not self._watched:
             self._module.get_decoder().register_forward_hook(self._see)
             self._watched = True
-        logits, states = self._compute(tokens, positions, keep, step, marks, masks, layers)
+        logits, states = self._compute(tokens, positions, keep, steps, marks, masks, layers)
         assert states is not None
         return logits, states
 
@@ -247,7 +247,7 @@ class LocalModel:
         tokens: Sequence[int],
         positions: Sequence[int],
         keep: Sequence[int],
-        step: AttentionStep,
+        steps: AttentionStep | Sequence[AttentionStep],
         marks: Sequence[int],
         masks: Mapping[int, int],
         layers: tuple[int, ...],
@@ -261,8 +261,9 @@ class LocalModel:
         thinking = nullcontext() if self._thoughts is None or not marks else self._thoughts.at([marked])
         looking = nullcontext() if self._masks is None or not masks else self._masks.at(masks)
         more = {"output_hidden_states": True} if any(layer != -1 for layer in layers) else {}
-        with self._turn, thinking, looking:
-            self._step, self._layers, self._tokens = step, layers, len(tokens)
+        steps = steps if isinstance(steps, Sequence) else (steps,)
+        with self._turn, thinking, looking, self._in_parts(steps, len(tokens), spare):
+            self._layers = layers
             self.forwards += 1
             try:
                 out = self._module(
@@ -273,12 +274,29 @@ class LocalModel:
             finally:
                 self._step, self._layers, self._states = None, (), None
 
+    def parts_of(self, texts: int, tokens: int) -> int:
+        """Returns how many parts a forward of so many tokens of several texts goes through the ranks in."""
+        return 1 if self.plan is None else self.plan.parts_of(texts, tokens)
+
+    def _in_parts(self, steps: Sequence[AttentionStep], tokens: int, spare: int) -> AbstractContextManager[None]:
+        """Takes the first step, or lets the ranks take each of several for its tokens."""
+        sizes = [each.size for each in steps] if len(steps) > 1 else [tokens]
+
+        def begin(number: int) -> None:
+            self._step, self._tokens = steps[number], sizes[number]
+
+        self._total = tokens
+        begin(0)
+        if self.plan is None or len(steps) == 1:
+            return nullcontext()
+        return self.plan.cut_row((*sizes[:-1], sizes[-1] + spare), begin)
+
     def _see(self, _module: nn.Module, _inputs: Any, out: Any) -> None:
         """Keeps the states that `look` returns."""
         if self._layers == (-1,):
-            self._states = out.last_hidden_state[0, : self._tokens, None]
+            self._states = out.last_hidden_state[0, : self._total, None]
         elif self._layers:
-            self._states = torch.stack([out.hidden_states[layer][0, : self._tokens] for layer in self._layers], dim=1)
+            self._states = torch.stack([out.hidden_states[layer][0, : self._total] for layer in self._layers], dim=1)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Computes the attention of a layer."""

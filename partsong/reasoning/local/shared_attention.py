@@ -97,6 +97,9 @@ class AttentionStep:
         chunks: the chunks of prompts.
         parents: for every row the nodes and masks of its draft, each by the one before it (see
             `DraftTree.row_parents`). A row's tokens are node 0 and these. Default: one token per row.
+
+    Attributes:
+        size: tokens and masks of rows and chunks.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class AttentionStep:
         self.num_rows, device = len(lengths), store.keys.device
         counts = [1 + len(draft) for draft in parents] if parents else [1] * self.num_rows
         self.num_tokens, self._most = sum(counts), max(counts, default=1)
+        self.size = self.num_tokens + sum(chunk.count + chunk.masks for chunk in self.chunks)
         self._longest = max((length + count for length, count in zip(lengths, counts, strict=True)), default=1)
         slots, rows = (
             torch.tensor(lengths, dtype=torch.int64, device=device),

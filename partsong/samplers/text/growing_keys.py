@@ -5,12 +5,15 @@ A new token is written after the others and a view of all is read, so a step joi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from partsong.samplers.text.key_store import join_first
 
 __all__ = ["GrowingKeys"]
 
@@ -64,6 +67,22 @@ class _Layer(CacheLayerMixin):
             self.keys[rows, :, place.slots] = key_states.transpose(1, 2)
             self.values[rows, :, place.slots] = value_states.transpose(1, 2)
         return self.keys[:, :, : place.until], self.values[:, :, : place.until]
+
+    def can_cut(self, total: int) -> bool:
+        """Says whether it can be cut by the rows of a call."""
+        return self.keys is None or len(self.keys) == total
+
+    def some(self, rows: slice) -> _Layer:
+        """Returns a layer like it for some rows of the call."""
+        part, place = copy.copy(self), self.place
+        part.place = _Place(place.begin, place.until, None if place.slots is None else place.slots[rows])
+        if self.keys is not None and self.values is not None:
+            part.keys, part.values = self.keys[rows], self.values[rows]
+        return part
+
+    def join(self, parts: Sequence[_Layer]) -> None:
+        """Takes the keys of the parts of a call; those of memory that was there are written already."""
+        join_first(self, parts)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Returns how many keys come back, and where they begin."""

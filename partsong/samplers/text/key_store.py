@@ -6,6 +6,9 @@ its own pace; so every position owns a slot, and each forward names the slots th
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -13,7 +16,14 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.knobs import Count, check_knobs, type_hints
 
-__all__ = ["SlotKeyStore", "SlotLayer"]
+__all__ = ["SlotKeyStore", "SlotLayer", "join_first"]
+
+
+def join_first(layer: CacheLayerMixin, parts: Sequence[CacheLayerMixin]) -> None:
+    """Puts the first keys that a layer gets together, where its parts have allocated memory for their rows."""
+    if not layer.is_initialized and parts[-1].is_initialized:
+        layer.keys, layer.values = (torch.cat([getattr(part, name) for part in parts]) for name in ("keys", "values"))
+        vars(layer).update({name: getattr(parts[-1], name) for name in ("dtype", "device", "is_initialized")})
 
 
 class SlotLayer(CacheLayerMixin):
@@ -65,6 +75,27 @@ class SlotLayer(CacheLayerMixin):
         assert self.keys is not None and self.values is not None
         keys, values = self.keys[:, :, : self.slots], self.values[:, :, : self.slots]
         return (keys, values) if rows is None else (keys.index_select(0, rows), values.index_select(0, rows))
+
+    def can_cut(self, total: int) -> bool:
+        """Says whether it can be cut by the rows of a call: selected rows are written where there is memory already."""
+        return self.is_initialized or self._taken is None
+
+    def some(self, rows: slice) -> SlotLayer:
+        """Returns a layer like it for some rows of the call."""
+        part = copy.copy(self)
+        assert self._written is not None
+        part._written = self._written[rows]
+        if self._taken is not None:
+            part._taken = self._taken[rows]
+            return part
+        part.rows = len(part._written)
+        if self.keys is not None and self.values is not None:
+            part.keys, part.values = self.keys[rows], self.values[rows]
+        return part
+
+    def join(self, parts: Sequence[SlotLayer]) -> None:
+        """Takes the keys of the parts of a call; those of memory that was there are written already."""
+        join_first(self, parts)
 
     def keep(self, rows: Tensor) -> None:
         """Forgets all rows but these."""
