@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from partsong.cli.arguments import read_arguments
 from partsong.cli.bounds import check_files
-from partsong.cli.options import PictureEval, VideoEval
 from partsong.cli.ranks import is_main, num_ranks, prepare_ranks, run_on_ranks, under_torchrun
 from partsong.cli.sampling import call_arguments, num_threads, place
+from partsong.cli.suites.picture_options import PictureEval, VideoEval
 from partsong.cli.table import table
 from partsong.errors import ArgumentError
 from partsong.jobs.pipeline_source import PipelineSource, class_number, find_pipeline

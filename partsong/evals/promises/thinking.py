@@ -129,7 +129,8 @@ class Scaling:
             high=high,
             measured=f"the other needs {value:.1f}x of the tokens ({low:.1f}x to {high:.1f}x){more}",
             cost=_cost(done, self.method),
-            verdict=judged(met=value >= self.factor, helps=low > 1),
+            # An interval that holds 1 shows nothing, however large the value.
+            verdict=judged(met=value >= self.factor and low > 1, helps=low > 1),
         )
 
 
