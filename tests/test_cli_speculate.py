@@ -50,8 +50,43 @@ def test_text(temperature: int, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--speculate", "jacobi:window=0"], "Jacobi: window=0; use a positive integer"),
         (["--speculate", "ngram", "--model", "lists-mdlm"], "the family 'mdlm' is not causal"),
         (["--speculate", "ngram", "--cache", "none"], "use cache='prefix'"),
+        (
+            ["--speculate", "saguaro:model=lists-ar"],
+            "drafts on the second of two ranks, and there are 1; give --nproc 2",
+        ),
+        (["--speculate", "saguaro:model=lists-ar", "--nproc", "3"], "there are 3; give --nproc 2"),
+        (["--speculate", "saguaro:model=none-such", "--nproc", "2"], "none-such"),
+        ([*["--speculate", "saguaro:model=lists-ar"] * 2, "--nproc", "2"], "was given 2 times, and one rank drafts"),
+        (
+            ["--speculate", "saguaro:model=lists-ar", "--nproc", "2", "--strategy", "layer-pipeline"],
+            "--strategy layer-pipeline shares the model out, and with --speculate saguaro the first rank has all of it",
+        ),
     ],
 )
 def test_refusals(more: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*ASKED, *more) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_second_rank_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drafter, asked = "saguaro:model=lists-ar,length=4", (*ASKED, "--temperature", 1, "--seed", 3)
+    result = result_of(tmp_path, *asked, "--nproc", 2, "--speculate", drafter, "--compare")
+    assert result["token_ids"] == result["token_ids_serial"] == result_of(tmp_path, *asked)["token_ids"]
+    assert (result["speculate"], result["strategy"], result["nproc"]) == ([drafter], "serial", 2)
+    assert result["tokens_drafted"] > result["tokens_rejected"]
+    assert f"{drafter}: {result['tokens_drafted']} token" in capsys.readouterr().out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--model", "lists-mdlm"], "the family 'mdlm' is not causal"),
+        (["--speculate", "saguaro:model=sums"], "cannot draft for this model: its vocabulary has"),
+    ],
+)
+def test_both_ranks_refuse(more: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    mine = [] if "--speculate" in more else ["--speculate", "saguaro:model=lists-ar"]
+    assert run(*ASKED, "--nproc", 2, *mine, *more) == 2
+    refused = [line for line in capfd.readouterr().err.splitlines() if words in line]
+    assert len(refused) == 1

@@ -119,7 +119,8 @@ class Text(Decoding):
     temperature: Temperature = 0.0
     """How freely tokens are drawn; 0 takes the most likely ones."""
     nproc: Count = None
-    """Ranks that share the model's weights; torchrun's number under torchrun, and otherwise 1 if not given."""
+    """Ranks that share the model's weights, or of which one drafts; torchrun's number under torchrun, and otherwise 1
+    if not given."""
     strategy: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]")] = ()
     """How ranks share them: tensor-parallel, the default, sharded-weights, layer-pipeline or token-experts."""
     chat: bool = False
@@ -128,7 +129,8 @@ class Text(Decoding):
     """Give the prompt to the model as it is."""
     speculate: Drafters = ()
     """Guess tokens of a causal model ahead and verify them, with ngram or jacobi (see `partsong list drafters`): the
-    text is the same and comes sooner where guesses are right. May be given several times."""
+    text is the same and comes sooner where guesses are right. May be given several times. With saguaro:model=MODEL a
+    second model drafts on the second rank of --nproc 2."""
     template: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     """A text that must follow the prompt, with the tokenizer's mask token wherever something should be filled in."""
     show: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from partsong.outputs import write_text
 
 if TYPE_CHECKING:
     from partsong.jobs.texts import TextJob
-    from partsong.parallel import Strategy
+    from partsong.kernels.speculation.drafter import DrafterKnobs
 
 __all__ = ["decode_on_rank", "summary", "text"]
 
@@ -25,12 +26,12 @@ __all__ = ["decode_on_rank", "summary", "text"]
 def text(options: Text) -> dict[str, Any]:
     """Decodes the text, prints it and returns the result by JSON key."""
     _check(options)
-    from partsong.kernels.speculation.registry import drafters_of
+    from partsong.samplers.registry import parse_strategy
     from partsong.samplers.text import parse_cache
 
     nproc = num_ranks(options.nproc)
-    strategies = _strategies(options, nproc)
-    drafters = drafters_of(options.speculate)
+    drafters, shared = _drafters_and_sharing(options, nproc)
+    strategies = tuple(map(parse_strategy, shared))
     rule = None if options.rule is None else read_rule(options.rule)
     cache = None if options.cache is None else parse_cache(options.cache)
     source = find_text_model(options.model, options.adapter)
@@ -60,36 +61,48 @@ def text(options: Text) -> dict[str, Any]:
         ledger=None if options.ledger is None else Path(options.ledger),
         strategies=strategies,
     )
-    return _make_result(options, nproc, run_on_ranks(decode_on_rank, nproc, job, nproc, options.show))
+    return _make_result(options, nproc, shared, run_on_ranks(decode_on_rank, nproc, job, nproc, options.show))
 
 
 def decode_on_rank(job: TextJob, nproc: int, show: bool) -> dict[str, Any]:
     """Decodes a job on this rank; the first one shows it and writes its files."""
     from partsong.cli.draw_text import viewer
+    from partsong.jobs.drafting import drafter_apart, prepare_with_drafts
     from partsong.jobs.texts import prepare_text, run_text
     from partsong.parallel import Mesh, mesh_for
 
     with contextlib.ExitStack() as stack:
-        mesh = None
-        if nproc > 1:
-            mesh = stack.enter_context(Mesh(**mesh_for(job.strategies, nproc), device=job.device))
-            if not mesh.is_main:
-                return run_text(prepare_text(replace(job, ledger=None), mesh), None)
-        loaded = prepare_text(job, mesh)
+        if drafter_apart(job.speculate) is not None:
+            loaded = prepare_with_drafts(job, stack.enter_context(Mesh(pipe=nproc, device=job.device)))
+            if loaded is None:
+                return {}
+        else:
+            mesh = None
+            if nproc > 1:
+                mesh = stack.enter_context(Mesh(**mesh_for(job.strategies, nproc), device=job.device))
+                if not mesh.is_main:
+                    return run_text(prepare_text(replace(job, ledger=None), mesh), None)
+            loaded = prepare_text(job, mesh)
         shown = viewer(loaded, show=show)
         measured = run_text(loaded, shown.step if shown.watches else None)
         shown.end(measured["text"])
         return measured
 
 
-def _strategies(options: Text, nproc: int) -> tuple[Strategy, ...]:
-    from partsong.samplers.registry import parse_strategy
+def _drafters_and_sharing(options: Text, nproc: int) -> tuple[tuple[DrafterKnobs, ...], tuple[str, ...]]:
+    """Reads what guesses tokens, and how ranks share the model."""
+    from partsong.jobs.drafting import check_drafting_rank, drafter_apart
+    from partsong.jobs.texts import DRAFTERS
+    from partsong.kernels.speculation.registry import drafters_of
 
+    drafters = drafters_of(options.speculate, DRAFTERS)
+    check_drafting_rank(drafters, nproc, options.strategy)
+    share = nproc > 1 and drafter_apart(drafters) is None
     # Ranks were asked for, so they share the model in the way that holds least on each.
-    return tuple(parse_strategy(text) for text in options.strategy or ("tensor-parallel",) * (nproc > 1))
+    return drafters, options.strategy or ("tensor-parallel",) * share
 
 
-def _make_result(options: Text, nproc: int, measured: dict[str, Any]) -> dict[str, Any]:
+def _make_result(options: Text, nproc: int, shared: Sequence[str], measured: dict[str, Any]) -> dict[str, Any]:
     if not is_main():
         return {}
     if options.out is not None:
@@ -97,7 +110,7 @@ def _make_result(options: Text, nproc: int, measured: dict[str, Any]) -> dict[st
     return {
         "command": "text",
         "nproc": nproc,
-        "strategy": " ".join(options.strategy) or ("tensor-parallel" if nproc > 1 else "serial"),
+        "strategy": " ".join(shared) or "serial",
         "seed": options.seed,
         "out": options.out,
         "ledger": options.ledger,
@@ -117,7 +130,7 @@ def summary(result: dict[str, Any]) -> str:
         f"{result['tokens_per_second']:.0f} tokens/s",
         f"rule {result['rule']}, cache {result['cache']}; {_certificate(result)}",
     ]
-    if result["nproc"] > 1:
+    if result["nproc"] > 1 and result["strategy"] != "serial":
         lines.append(f"{result['nproc']} ranks shared the model by {result['strategy']}")
     if result["verify"]:
         drafted = _number(result["tokens_drafted"], "token")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from partsong.accelerator import accelerator
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 from partsong.kernels.speculation.drafter import DrafterKnobs
 from partsong.kernels.speculation.registry import COMMON
-from partsong.knobs import format_knobs
+from partsong.knobs import by_name, format_knobs
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy
+from partsong.reasoning.local.speculation.saguaro import Saguaro
 from partsong.samplers.text import (
     CACHES,
     RULES,
@@ -32,7 +34,19 @@ from partsong.samplers.text import (
 )
 from partsong.samplers.text.request import DecodeRequest, check_request
 
-__all__ = ["LoadedText", "TextJob", "load_tokenizer", "open_text_model", "plain_ids", "prepare_text", "run_text"]
+__all__ = [
+    "DRAFTERS",
+    "LoadedText",
+    "TextJob",
+    "load_tokenizer",
+    "open_text_model",
+    "plain_ids",
+    "prepare_text",
+    "run_text",
+]
+
+#: Drafters of ``partsong text``, by name.
+DRAFTERS = MappingProxyType({**COMMON, **by_name((Saguaro,))})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,12 +130,15 @@ class LoadedText:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-def prepare_text(job: TextJob, mesh: Mesh | None = None) -> LoadedText:
+def prepare_text(
+    job: TextJob, mesh: Mesh | None = None, drafters: tuple[DrafterKnobs, ...] | None = None
+) -> LoadedText:
     """Loads what a job needs and checks all of it before the first forward.
 
     Args:
         job: what to decode.
         mesh: the ranks that share the model; None for one.
+        drafters: those of the job, which know this rank; None takes them as they are.
 
     Raises:
         ArgumentError: the tokenizer, chat template or model cannot be read, or the prompt or a knob does not fit.
@@ -146,7 +163,7 @@ def prepare_text(job: TextJob, mesh: Mesh | None = None) -> LoadedText:
         "block_size": job.block_size,
         "open_blocks": job.open_blocks,
         "verify": job.verify,
-        "speculate": job.speculate,
+        "speculate": job.speculate if drafters is None else drafters,
         "temperature": job.temperature,
         "seed": job.seed,
     }
@@ -158,6 +175,14 @@ def prepare_text(job: TextJob, mesh: Mesh | None = None) -> LoadedText:
         raise UnsupportedError("models of uniform noise have no decoding of one token per step; leave --compare out")
     request = check_request(model, [ids], **options)
     return LoadedText(job=job, tokenizer=tokenizer, ids=ids, request=request, options=options)
+
+
+def silence_transformers() -> None:
+    """Leaves out messages and progress bars of transformers in this process."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def open_text_model(
@@ -172,10 +197,7 @@ def open_text_model(
     mesh: Mesh | None = None,
 ) -> Any:
     """Loads the `TextModel` of a folder, with arguments as in `TextJob`, and without messages of transformers."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_transformers()
     # A zoo model is too small to need several threads.
     if threads or zoo_name:
         torch.set_num_threads(threads or 1)
@@ -243,7 +265,7 @@ def run_text(loaded: LoadedText, watch: Callable[[Step], None] | None = None) ->
         "rule": format_knobs(request.rule, RULES),
         "cache": format_knobs(request.cache, CACHES),
         "verify": request.verify,
-        "speculate": [format_knobs(knobs, COMMON) for knobs in request.speculate],
+        "speculate": [format_knobs(knobs, DRAFTERS) for knobs in job.speculate],
         "adapter": request.model.adapter.name,
         "temperature": request.temperature,
         "threads": torch.get_num_threads(),

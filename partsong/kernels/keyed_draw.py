@@ -21,8 +21,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from partsong.kernels import token_noise
 from partsong.kernels.no_token import marked
 from partsong.random_bits import philox
+from partsong.seeds import derive
 
 __all__ = ["TokenDraw", "draw", "gumbel", "likely_draws", "noisy_logits"]
 
@@ -53,12 +55,15 @@ class TokenDraw:
         top_p: the share of probability in the nucleus; 1.0 takes in all tokens.
         seed: the row's seed.
         place: the token's place in the answer, from 0.
+        first: position of the answer's first token in the text, where the token head draws: its noise is a function of
+            the position and of a seed for each place (see `TokenNoise`). None for the noise of `draw`.
     """
 
     temperature: float
     top_p: float
     seed: int
     place: int
+    first: int | None = None
 
 
 def gumbel(seed: Tensor, place: Tensor, token: Tensor, stream: int = _FIRST) -> Tensor:
@@ -131,7 +136,7 @@ def noisy_logits(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
     """
     if not any(how.temperature > 0 for how in draws):
         return logits.double()
-    if logits.shape[1] > _SMALL:
+    if logits.shape[1] > _SMALL or any(how.first is not None for how in draws):
         return torch.stack([_noisy(row, how) for row, how in zip(logits, draws, strict=True)])
     scaled, noise = _scaled(logits.double(), draws), _kept_noise(draws, logits.shape[1], logits.device)
     noisy = torch.where(scaled >= -_FAR, scaled + noise[:, :-1], scaled - _BEHIND)
@@ -146,6 +151,11 @@ def _noisy(logits: Tensor, how: TokenDraw) -> Tensor:
     if how.temperature == 0:
         return logits.double()
     scaled = _scaled(logits[None].double(), [how])[0]
+    if how.first is not None:
+        seed = derive(how.seed, "step", how.place)
+        key = torch.tensor([seed - (seed >> 63 << 64)], device=logits.device)  # the same 64 bits as int64
+        place = torch.tensor([how.first + how.place], device=logits.device)
+        return scaled + token_noise.gumbel(key, place, 0, len(logits))[0]
     near, device = (scaled >= -_FAR).nonzero()[:, 0], logits.device
     seed = torch.tensor([how.seed & _WORD, how.seed >> 32], device=device)
     noisy = scaled - _BEHIND

@@ -20,6 +20,8 @@ from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.local.speculation.draft_line import DraftOrder, DraftReply
 from partsong.reasoning.local.speculation.draft_server import DraftServer, serve_drafts
 from partsong.reasoning.local.speculation.saguaro import Saguaro, SaguaroDrafter
+from partsong.samplers.text import SpeculativeDecoder, causal, decode, load_text_model
+from partsong.samplers.text.runner import StockTextModel
 from tests.parallel.ranks import gathered, refusal
 from tests.reasoning.drafters import FREE
 from tests.reasoning.local_models import all_of, engine, llama, request, tokenizer
@@ -88,6 +90,38 @@ def answers() -> list[dict[str, Any]]:
                 rows.append(
                     texts_and_counts(engine(speculate=drafter, step_costs=FREE, end_tokens=()), requests(which))
                 )
+    return rows
+
+
+def texts_of_decoders(folder: str) -> dict[str, Any]:
+    """What `decode` and ``generate`` write with the model itself as the drafter, and without it."""
+    heats, prompts = (0.0, 1.0), [[5, 6, 7, 5, 6], [9, 10]]
+    model, rows = load_text_model(folder, dtype=torch.float64), dict[str, Any]()
+    assert isinstance(model, StockTextModel)
+    stock: Any = model.module
+    options: dict[str, Any] = {"max_new_tokens": 20, "seed": 3, "stop_token_ids": ()}
+    asked: dict[str, Any] = {"attention_mask": torch.tensor([[1] * 5]), "max_new_tokens": 20, "pad_token_id": 0}
+    with Mesh(pipe=2) as mesh, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(causal, "usual_costs", lambda *model: FREE)
+        drafter = Saguaro(model=second("same"), mesh=mesh, cost=0.01, length=4)
+        for heat in heats:
+            if mesh.rank == 1:
+                serve_drafts(drafter, tokenizer())
+                serve_drafts(drafter, tokenizer())
+                continue
+            found = decode(model, prompts, temperature=heat, speculate=drafter, **options)
+            plain = decode(model, prompts, temperature=heat, **options)
+            rows[f"decode, {heat}"] = found.tokens == plain.tokens, found.summary()
+            ids, speculative = torch.tensor(prompts[:1]), SpeculativeDecoder(speculate=drafter, seed=3)
+            texts = [
+                stock.generate(ids, custom_generate=each, do_sample=heat > 0, **asked).tolist()
+                for each in (speculative, SpeculativeDecoder(speculate=None, seed=3))
+            ]
+            cost = speculative.last
+            assert cost is not None
+            rows[f"generate, {heat}"] = texts[0] == texts[1], {
+                "tokens_drafted": cost.drafted, "tokens_rejected": cost.rejected,
+            }  # fmt: skip
     return rows
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from partsong import decode, load_text_model
-from partsong.errors import ArgumentError, PartsongError, UnsupportedError
+from partsong.errors import ArgumentError, PartsongError
 from partsong.kernels.keyed_draw import TokenDraw
 from partsong.parallel import Mesh, launch
 from partsong.reasoning.local import LocalEngine
@@ -37,6 +37,15 @@ def test_answers_are_those_of_plain_decoding() -> None:
         assert row["seconds"] > 0 and row["lengths"][0] >= 1.0
         if is_thorough:
             assert row["hits"] >= {"same": 3, "near": 5}[kind], (kind, row)
+
+
+def test_decoders_write_what_they_write_without_and_draw_with_the_same_noise(tmp_path: Path) -> None:
+    llama(eos_token_id=None).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    for name, (is_same, cost) in launch(saguaro_worker.texts_of_decoders, 2, str(tmp_path)).items():
+        assert is_same, name
+        # The second model is the first one, in float32.
+        assert cost["tokens_drafted"] >= 10 and cost["tokens_rejected"] <= cost["tokens_drafted"] // 4, (name, cost)
 
 
 class Serving:
@@ -163,5 +172,5 @@ def test_other_meshes_and_loops_are_refused() -> None:
     with pytest.raises(ArgumentError, match="fan_out=0; use a positive integer"):
         serve_drafts(Saguaro(model="lists-ar", fan_out=0))
     model = load_text_model("lists-ar")
-    with pytest.raises(UnsupportedError, match="drafts for LocalEngine, and was given to StockTextModel"):
+    with pytest.raises(ArgumentError, match=r"mesh=None; give mesh=Mesh\(pipe=2\)"):
         decode(model, [[4, 5]], max_new_tokens=2, speculate=Saguaro(model="lists-ar"))

@@ -107,10 +107,13 @@ class CausalLoop:
 
     def __iter__(self) -> Iterator[Step]:
         number, finished = 0, self._leave()
-        while self.rows:
-            step = self._step(number, finished)
-            yield step
-            finished, number = (), number + 1
+        try:
+            while self.rows:
+                step = self._step(number, finished)
+                yield step
+                finished, number = (), number + 1
+        finally:
+            self.speculator.close()
 
     @torch.inference_mode()
     def _step(self, number: int, finished: tuple[int, ...]) -> Step:
@@ -213,7 +216,7 @@ class CausalLoop:
 
     def _next(self, row: _Row) -> TokenDraw:
         """Describes for drafters how the row's next token is drawn."""
-        return TokenDraw(self.temperature, 1.0, row.seed, row.step)
+        return TokenDraw(self.temperature, 1.0, row.seed, row.step, first=row.given)
 
     def _leave(self) -> tuple[int, ...]:
         """Removes finished rows."""
@@ -241,7 +244,7 @@ def speculator_of(model: StockTextModel, asked: Sequence[DrafterKnobs]) -> Specu
     if not asked:
         return Speculator()
     processor = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else None
-    num_weights = sum(weight.numel() for weight in model.module.parameters())
+    num_weights = model.num_weights
     if model.head.shard is not None:  # ranks with fewer weights than others still guess as many tokens
         num_weights = largest(model.head.shard.axis, num_weights)
     drafters = tuple(knobs.build(model, None) for knobs in asked)

@@ -96,6 +96,11 @@ class StockTextModel:
         return self.head.weight.shape[1]
 
     @property
+    def num_weights(self) -> int:
+        """Counts its weights, on a rank those that it holds."""
+        return sum(weight.numel() for weight in self.module.parameters())
+
+    @property
     def dtype(self) -> torch.dtype:
         """Returns the type of its weights."""
         return self.head.weight.dtype

@@ -106,7 +106,11 @@ class SpeculativeDecoder:
         ]
         self.last = Tally()
         room = max(generation_config.max_length - input_ids.shape[1], 0)
-        _Run(text_model, processors, drafters, texts, room, self.last).run()
+        run = _Run(text_model, processors, drafters, texts, room, self.last)
+        try:
+            run.run()
+        finally:
+            run.speculator.close()
         new = [text.ids[input_ids.shape[1] :] for text in texts]
         return generated(input_ids, new, generation_config)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import torch.distributed as dist
 from transformers import PreTrainedModel
@@ -21,7 +21,8 @@ from partsong.errors import DistributedError, PartsongError, UnsupportedError
 from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DraftText, Observation
 from partsong.knobs import Count, Knobs, Number
-from partsong.reasoning.local.model import LocalModel
+from partsong.parallel.text.plan import TextPlan
+from partsong.reasoning.local.loading import load_tokenizer
 from partsong.reasoning.local.speculation.draft_line import (
     DraftHandshake,
     DraftLine,
@@ -35,11 +36,29 @@ from partsong.reasoning.local.speculation.draft_line import (
 __all__ = ["DraftCounts", "Saguaro", "SaguaroDrafter"]
 
 
+class DraftedModel(Protocol):
+    """Is the model that is drafted for, as engines and decoders hold it."""
+
+    #: What shares it out over ranks.
+    plan: TextPlan | None
+
+    @property
+    def num_weights(self) -> int:
+        """Counts its weights."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Returns the folder it was loaded from; empty if it was not."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saguaro(Knobs):
     """Guesses with a second model of the same vocabulary on a rank of its own, ahead of the outcome of each step.
 
-    The first rank of the mesh makes an engine with it, and the second calls `serve_drafts` with the same.
+    The first rank of the mesh makes an engine with it, or gives it to `decode` or `SpeculativeDecoder`, and the second
+    calls `serve_drafts` with the same: once for each engine, and for each call of the others.
 
     Attributes:
         model: as in `LocalEngine`: a folder, a name, a hub id, or a loaded model. Only the second rank loads it.
@@ -58,20 +77,28 @@ class Saguaro(Knobs):
     cost: Annotated[float, Number(0)] | None = None
     mesh: Any | None = None
 
-    def build(self, model: LocalModel, tokenizer: Any) -> SaguaroDrafter:
+    def build(self, model: DraftedModel, tokenizer: Any) -> SaguaroDrafter:
         """Finds the rank that drafts, and waits until it has loaded the second model.
 
         Raises:
             ArgumentError: there are not two ranks, this is the second one, or there is no such second model.
-            UnsupportedError: the second model has another vocabulary, or the model is not one of `LocalEngine`.
+            UnsupportedError: the second model has another vocabulary, ranks share the model, or nothing says what its
+                tokens are.
             DistributedError: the rank that drafts is gone.
         """
-        if not isinstance(model, LocalModel):
+        axis = axis_of_two(self.mesh, 0)
+        if model.plan is not None:
             raise UnsupportedError(
-                f"Saguaro drafts for LocalEngine, and was given to {type(model).__name__}; use ngram or jacobi here"
+                "Saguaro drafts for a model on one rank, and ranks share this one; use ngram or jacobi"
             )
-        line = DraftLine(axis_of_two(self.mesh, 0))
-        line.order(DraftHandshake(tokenizer.get_vocab(), model.num_weights))
+        if tokenizer is None and not model.source:
+            raise UnsupportedError(
+                "Saguaro compares what two models mean by a token, and this one was loaded from no folder, where its "
+                "tokenizer would be; use ngram or jacobi"
+            )
+        vocabulary = (load_tokenizer(model.source) if tokenizer is None else tokenizer).get_vocab()
+        line = DraftLine(axis)
+        line.order(DraftHandshake(vocabulary, model.num_weights))
         if (error := line.reply().error) is not None:
             if isinstance(error, PartsongError):
                 raise error
