@@ -17,6 +17,7 @@ import tyro
 from benchmarks.filing import file_result, markdown_table, result_path
 from benchmarks.promises_filed import FILED
 from partsong.evals.promises.evidence import Effort
+from partsong.evals.promises.rows import PROMISES
 from partsong.evals.promises.suite import chosen, measure_promises
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,12 +64,11 @@ def main(config: Config) -> None:
     columns = ("method", "setting", "measured", "cost", "verdict")
     table = markdown_table(columns, [[row[name] for name in columns] for row in rows])
     file_result(config.out, __file__, rows, "What papers promise", note, table)
-    if not config.methods:
-        PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
 
 
 def newest() -> Path:
-    """Returns the newest file of the whole table."""
+    """Returns the newest file."""
     return max((RESULTS / "promises").glob("*.json"))
 
 
@@ -78,6 +78,7 @@ def page() -> str:
     measured = json.loads(file.read_text(encoding="utf-8"))["rows"]
     columns = ("method", "paper and promise", "measured", "cost", "verdict", "why")
     first = [_line(row) for row in measured]
+    missing = [row.method for row in PROMISES if row.method not in {line["method"] for line in measured}]
     other = ("method", "paper and promise", "measured", "verdict", "why")
     second = [
         (
@@ -98,7 +99,9 @@ def page() -> str:
             "## Measured together\n",
             f"One run of `partsong eval promises` ([file]({_link(file.stem, 'promises')})); it takes up again where it "
             "was stopped. Brackets hold 95 % intervals; of times, the smallest and the largest of all rounds. "
-            "Predictions are the planner's.\n",
+            "Predictions are the planner's."
+            + (f" Not measured yet: {', '.join(f'`{name}`' for name in missing)}." if missing else "")
+            + "\n",
             markdown_table(columns, first),
             "\n## Measured before\n",
             "Rows of files that still hold.\n",

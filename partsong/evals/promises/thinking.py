@@ -168,7 +168,7 @@ class Parts:
         async def rounds() -> list[tuple[float, float, int]]:
             engine = LocalEngine(MODEL)
             try:
-                await both(engine, -1)  # a first run packs weights
+                await both(engine, effort.rounds)  # a first run packs weights
                 return [await both(engine, turn) for turn in range(effort.rounds)]
             finally:
                 await engine.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.promises import RESULTS
+from benchmarks.promises import PAGE, RESULTS, newest, page
 from benchmarks.promises_filed import FILED
 from partsong.cli import main
 from partsong.errors import ArgumentError
@@ -160,3 +160,9 @@ def test_unknown_rows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="no promise of 'deeprune'.*did you mean.*deepprune"):
         suite.chosen(["deeprune"])
     assert [row.method for row in suite.chosen(["ulysses"])] == ["ulysses", "ulysses on two ranks"]
+
+
+def test_the_page_is_made_from_its_file() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page()
+    rows = json.loads(newest().read_text(encoding="utf-8"))["rows"]
+    assert {row["method"] for row in rows} <= {row.method for row in PROMISES}
