@@ -1,7 +1,8 @@
 """Measures what ranks hold of a language model: ``python -m benchmarks.ranks.text_memory``.
 
 Checkpoints of random weights are written to a folder; then ranks load them in processes of their own and write a few
-tokens. Resident memory counts from the moment before loading, after all imports.
+tokens. Resident memory counts from the moment before loading, after all imports. ``--size small`` shows in a minute or
+two that all cases run, and files nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -61,8 +62,16 @@ PROMPT, NEW = 32, 4
 class Config:
     """Says what to measure."""
 
-    out: Path = result_path(__file__)
-    """Result files without suffix."""
+    out: Path | None = None
+    """Result files without suffix; if not given, today's among the results, and none for small models."""
+    size: Literal["real", "small"] = "real"
+    """Small models have four narrow layers: what they hold is little beside what a process needs anyway."""
+    models: tuple[Literal["as SmolLM2-135M", "1 GB", "1 GB of experts"], ...] = (
+        "as SmolLM2-135M",
+        "1 GB",
+        "1 GB of experts",
+    )
+    """Which of them."""
     nproc: tuple[int, ...] = (2, 4)
     """Numbers of ranks, one thread each."""
     strategies: tuple[str, ...] = ("tensor-parallel", "layer-pipeline", "token-experts", "sharded-weights")
@@ -72,7 +81,8 @@ class Config:
 def main(config: Config) -> None:
     """Writes the models, loads them in every way and files the table."""
     rows = []
-    for name, sizes in MODELS.items():
+    for name in config.models:
+        sizes = MODELS[name] if config.size == "real" else _small(MODELS[name])
         with tempfile.TemporaryDirectory() as folder:
             weights, layer = _write_model(folder, sizes)
             for text in config.strategies:
@@ -100,12 +110,21 @@ def main(config: Config) -> None:
             row["model"],
             row["strategy"],
             row["ranks"],
-            f"{row['weights'] / 1e6:.0f} MB, {row['layer'] / 1e6:.0f} a layer",
+            f"{row['weights'] / 1e6:.3g} MB, {row['layer'] / 1e6:.3g} a layer",
             *(f"{row[key] / row['weights']:.2f}" for key in ("held", "loading", "decoding")),
         )
         for row in rows
     ]
-    file_result(config.out, __file__, rows, "Memory of a language model's ranks", note, markdown_table(columns, lines))
+    with tempfile.TemporaryDirectory() as nowhere:
+        usual = result_path(__file__) if config.size == "real" else Path(nowhere, "small")
+        title, table = "Memory of a language model's ranks", markdown_table(columns, lines)
+        file_result(config.out or usual, __file__, rows, title, note, table)
+
+
+def _small(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Returns the sizes of a model with as many heads and experts, four layers, and hardly any weights."""
+    few = {"hidden_size": 8 * sizes["num_attention_heads"], "intermediate_size": 64, "num_hidden_layers": 4}
+    return {**sizes, **few, "vocab_size": 512}
 
 
 def _write_model(folder: str, sizes: dict[str, Any]) -> tuple[int, int]:
