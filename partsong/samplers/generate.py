@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["can_stream", "generate", "keeps_journal", "stream"]
 
 
-def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arguments: Any) -> Any:
+def generate(
+    plan: Plan,
+    *,
+    journal: str | os.PathLike[str] | None = None,
+    prompts: Mapping[int, str] | None = None,
+    **arguments: Any,
+) -> Any:
     """Samples with a plan, using the loop its strategies need, and returns the pipeline's output type.
 
     Most strategies leave the pipeline's own loop alone: then this is ``pipe(**arguments)`` on every rank with the
@@ -28,6 +34,7 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
     Args:
         plan: strategies attached to a pipeline.
         journal: see `stream`; only for strategies that stream.
+        prompts: see `stream`; only for strategies that stream.
         **arguments: the pipeline's own keyword arguments.
 
     Raises:
@@ -41,6 +48,7 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
     """
     pipe = _checked(plan, arguments, "generate")
     _check_journal(plan, journal)
+    later = _later_texts(plan, prompts)
     if plan.loop is None:
         return pipe(**arguments)
     row = row_of(plan.loop)
@@ -53,11 +61,17 @@ def generate(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arg
             )
         return row.loop(plan, plan.loop, **arguments)
     dim = _frames_dim(plan, arguments)
-    parts = row.stream(plan, plan.loop, everywhere=True, journal=journal, **arguments)
+    parts = row.stream(plan, plan.loop, everywhere=True, journal=journal, **later, **arguments)
     return joined(list(with_progress(parts, pipe, arguments.get("num_frames"), dim)), dim)
 
 
-def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **arguments: Any) -> Iterator[Any]:
+def stream(
+    plan: Plan,
+    *,
+    journal: str | os.PathLike[str] | None = None,
+    prompts: Mapping[int, str] | None = None,
+    **arguments: Any,
+) -> Iterator[Any]:
     """Samples a long video with a plan whose strategy makes it block after block, and yields each one when it is done.
 
     Memory does not grow with the length: what has been yielded is not kept. Every rank must exhaust the iterator, or
@@ -67,6 +81,8 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
         plan: a strategy for long videos on a video pipeline.
         journal: a folder for the run's progress, which all ranks can reach. A run that finds its own progress there
             continues from it, on any number of ranks, and yields the same frames from the first; None keeps nothing.
+        prompts: texts that take over in mid-video, by the frame from which on they hold. The first block with that
+            frame follows the text; what is kept of blocks before it stays as it is.
         **arguments: the pipeline's own keyword arguments, ``num_frames`` for the whole video.
 
     Yields:
@@ -90,7 +106,7 @@ def stream(plan: Plan, *, journal: str | os.PathLike[str] | None = None, **argum
         names = " and ".join(type(strategy).__name__ for strategy in plan.strategies)
         raise UnsupportedError(f"{names} makes the whole video at once; use generate(), or stream with {_streaming()}")
     _check_journal(plan, journal)
-    parts = row.stream(plan, plan.loop, everywhere=False, journal=journal, **arguments)
+    parts = row.stream(plan, plan.loop, everywhere=False, journal=journal, **_later_texts(plan, prompts), **arguments)
     return with_progress(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(plan, arguments))
 
 
@@ -108,6 +124,20 @@ def _check_journal(plan: Plan, journal: Any) -> None:
     if journal is not None and not keeps_journal(plan.loop):
         names = " and ".join(row.strategy.__name__ for row in ROWS.values() if row.stream is not None and row.journals)
         raise UnsupportedError(f"only {names} keep a journal; leave it out")
+
+
+def _later_texts(plan: Plan, prompts: Mapping[int, str] | None) -> dict[str, Any]:
+    """Returns the later texts of a video as an argument of its loop; none where there are none."""
+    if not prompts:
+        return {}
+    if not can_stream(plan.loop):
+        raise UnsupportedError(f"prompts changes the text between the blocks of {_streaming()}; leave it out")
+    for frame, text in prompts.items():
+        if isinstance(frame, bool) or not isinstance(frame, int) or not isinstance(text, str):
+            raise ArgumentTypeError(
+                f"prompts holds texts by frame, such as {{81: 'a dog'}}, not {{{frame!r}: {text!r}}}"
+            )
+    return {"prompts": prompts}
 
 
 def _streaming() -> str:

@@ -23,6 +23,7 @@ from partsong.samplers import generate, stream
 from tests.parallel.dual_worker import SIZE, STEPS, Film, by_heads, call
 from tests.parallel.dual_worker import pipeline as wan
 from tests.parallel.pipeline_worker import clean
+from tests.parallel.pipelines import embeds
 from tests.parallel.ranks import error, gathered
 from tests.parallel.timestep_worker import FRAMES, LONG, pipeline
 
@@ -100,14 +101,32 @@ class _InFlight:
         return attn.to_out[1](attn.to_out[0](out))
 
 
+#: What the test's encoder makes of texts.
+EMBEDDED = {text: embeds(1, torch.float64, seed=seed) for seed, text in enumerate("abc", 5)}
+
+
+def telling(pipe: Any, **more: Any) -> dict[str, Any]:
+    """Arguments of a long video that begins with a text; the pipeline gets an encoder, which it has none of."""
+    vars(pipe)["encode_prompt"] = lambda prompt, *_, **__: (EMBEDDED[prompt], None)
+    given = {"prompt_embeds": None, "negative_prompt_embeds": None, "prompt": "a"}
+    return call(LONG, False, **given, **more)
+
+
 @torch.no_grad()
 @mock.patch.object(torch.Tensor, "float", torch.Tensor.double)  # the model rounds its residual stream to float32
-def definition(name: str) -> float:
-    """Distance of a long video from its definition."""
+def definition(name: str, told: bool = False) -> float:
+    """Distance of a long video from its definition; one that is told other texts in its course, at depth 1 only."""
     knobs, guided = CASES[name]
+    named = call(LONG, guided)
+    texts = [named["prompt_embeds"]] * 6
     with parallelize(pipeline(), CascadePipeline(**knobs)) as plan:
-        found = generate(plan, **call(LONG, guided, latents=start())).frames
-    pipe, named = pipeline(), call(LONG, guided)
+        if told:
+            # Frames 20 and 21 are the last of a latent frame and the first of the next one, in blocks 2 and 3.
+            found = generate(plan, **telling(plan.target, latents=start()), prompts={20: "b", 21: "c"}).frames
+            texts = [EMBEDDED[text] for text in "aabccc"]
+        else:
+            found = generate(plan, **named | {"latents": start()}).frames
+    pipe = pipeline()
     film = _Flight(pipe.transformer, knobs["window"], knobs["sink"])
     pipe.scheduler.set_timesteps(STEPS)
     sigmas, times = pipe.scheduler.sigmas, [*pipe.scheduler.timesteps.tolist(), 0.0]
@@ -115,17 +134,19 @@ def definition(name: str) -> float:
     lag = {1: 4, 2: 2, 4: 1}[knobs["depth"]]
     for slot in range(lag * (len(latents) - 1) + STEPS):
         steps = {b: slot - lag * b for b in range(len(latents)) if 0 <= slot - lag * b <= STEPS}
-        film.flight = list(steps)
         film.done = next((block for block, step in steps.items() if step == STEPS), None)
-        x = torch.cat([latents[block] for block in steps], dim=2)
-        t = torch.tensor([times[step] for step in steps.values()]).repeat_interleave(2)[None]
-        answers = []
-        for film.branch, text in enumerate(("prompt_embeds", "negative_prompt_embeds")[: 1 + guided]):
-            answers.append(pipe.transformer(x, t, named[text], enable_diffusion_forcing=True, return_dict=False)[0])
-        v = answers[1] + named["guidance_scale"] * (answers[0] - answers[1]) if guided else answers[0]
-        for (block, step), part in zip(steps.items(), v.split(2, dim=2), strict=True):
-            if step < STEPS:
-                latents[block] = latents[block] + float(sigmas[step + 1] - sigmas[step]) * part
+        # At depth 1 nobody meets a later block, so each can have a forward, and a text, of its own.
+        for film.flight in [[block] for block in steps] if lag == STEPS else [list(steps)]:
+            x = torch.cat([latents[block] for block in film.flight], dim=2)
+            t = torch.tensor([times[steps[block]] for block in film.flight]).repeat_interleave(2)[None]
+            answers = []
+            asked = (texts[film.flight[0]], named["negative_prompt_embeds"])[: 1 + guided]
+            for film.branch, text in enumerate(asked):
+                answers.append(pipe.transformer(x, t, text, enable_diffusion_forcing=True, return_dict=False)[0])
+            v = answers[1] + named["guidance_scale"] * (answers[0] - answers[1]) if guided else answers[0]
+            for block, part in zip(film.flight, v.split(2, dim=2), strict=True):
+                if (step := steps[block]) < STEPS:
+                    latents[block] = latents[block] + float(sigmas[step + 1] - sigmas[step]) * part
     return error(found, torch.cat(latents, dim=2))
 
 
@@ -167,7 +188,7 @@ def unipc() -> UniPCMultistepScheduler:
 def counted(nproc: int, mesh: Mesh) -> dict[str, Any]:
     """Bytes that every rank sent in streams, those predicted, how many frames came at a time, and the keys held."""
     found: dict[str, Any] = {"sent": [], "predicted": []}
-    for frames, guided, everywhere in ((LONG, True, False), (FRAMES, False, True), (5, False, False)):
+    for frames, guided, everywhere in ((LONG, False, False), (FRAMES, True, True), (5, False, False)):
         with parallelize(pipeline(), CascadePipeline(depth=4, window=2), mesh=mesh) as plan:
             with Ledger(flops=False) as ledger:
                 named = call(frames, guided, output_type="pt")
@@ -198,6 +219,8 @@ def refusals(nproc: int, mesh: Mesh, folder: str) -> dict[str, str]:
         "model": lambda: run(wan(), call(21)),
         "journal": lambda: run(pipe, call(21), journal=folder),
         "callback": lambda: run(pipe, call(21, callback_on_step_end=print)),
+        "prompts": lambda: run(pipe, call(21, prompts={8: "b"})),
+        "frame": lambda: run(pipe, call(21, prompt="a", prompts={21: "b"})),
     }
     for name, trial in trials.items():
         try:
@@ -212,7 +235,7 @@ def ranks(nproc: int, folder: str, names: Collection[str] = NAMES) -> dict[str, 
     """Everything, on one number of ranks, with these videos."""
     with Mesh(stage=nproc) as mesh:
         return {
-            "videos": videos(mesh, [name for name in names if name != "serial" or nproc < 3]),
+            "videos": videos(mesh, names),
             "counted": counted(nproc, mesh),
             "refusals": refusals(nproc, mesh, folder),
         }

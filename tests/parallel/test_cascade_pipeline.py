@@ -21,7 +21,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module", params=[3, *(pytest.param(nproc, marks=pytest.mark.full) for nproc in (2, 5))])
 def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = str(tmp_path_factory.mktemp("several"))
-    names = cascade_worker.NAMES if request.param < 5 else ("four", "far")
+    names = {2: cascade_worker.NAMES, 3: ("two", "four"), 5: ("four", "far")}[request.param]
     return launch(cascade_worker.ranks, request.param, request.param, folder, names)
 
 
@@ -29,9 +29,15 @@ def test_depth_1_is_the_causal_model_on_clean_blocks() -> None:
     assert cascade_worker.serial() <= 1e-10
 
 
-@pytest.mark.parametrize("name", cascade_worker.NAMES)
+@pytest.mark.parametrize(
+    "name", ["two", "guided", "four", *(pytest.param(name, marks=pytest.mark.full) for name in ("serial", "far"))]
+)
 def test_blocks_in_flight_are_their_definition(name: str) -> None:
     assert cascade_worker.definition(name) <= 1e-10
+
+
+def test_texts_take_over_in_mid_video() -> None:
+    assert cascade_worker.definition("serial", told=True) <= 1e-10
 
 
 def test_the_same_bits_on_any_number_of_ranks(alone: dict[str, Any], several: dict[str, Any]) -> None:
@@ -57,13 +63,15 @@ def test_frames_come_block_by_block(alone: dict[str, Any], several: dict[str, An
         ("model", "CascadePipeline needs a model that sees the past alone"),
         ("journal", "only DualParallel and TimestepPipeline keep a journal; leave it out"),
         ("callback", "callback_on_step_end cannot be honoured"),
+        ("prompts", "prompts holds the texts after the first one; give that as prompt, one text"),
+        ("frame", "prompts has a text from frame 21 on; use frames from 1 to 20"),
         ("hooks", "none"),
     ],
 )
 def test_refusals(alone: dict[str, Any], several: dict[str, Any], name: str, words: str) -> None:
     if name != "ranks":
         assert words in alone["refusals"][name]
-    if name != "ranks" or "serial" not in several["videos"]:  # two ranks are not too many
+    if name != "ranks" or "serial" not in several["videos"]:  # which two ranks have, who are not too many
         assert words in several["refusals"][name]
 
 

@@ -177,6 +177,7 @@ def open_journal(path: Folder | None, blocks: VideoBlocks, strategy: Strategy) -
         "scheduler": _settings(plan.target.scheduler),
         "sizes": list(blocks.sizes),
         "seeds": list(blocks.drawn),
+        **({"prompts": {str(block): text for block, text in blocks.prompts.items()}} if blocks.prompts else {}),
         **{f"argument {name}": _plain(value) for name, value in blocks.arguments.items() if name != "generator"},
     }
     axis = plan.mesh.axis(*strategy.axes)

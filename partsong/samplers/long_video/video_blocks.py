@@ -41,6 +41,9 @@ class VideoBlocks:
         noise: see `FrameNoise`.
         everywhere: decodes the latents on every rank, not only on the first.
 
+    Among the arguments may be ``prompts``, texts by the frame of the video from which on they hold. The first block
+    with such a frame follows its text, and so do those after it.
+
     Attributes:
         stage: the model's blocks on this rank.
         dim: of the frames in the pipeline's latents, or of the tokens of all of them.
@@ -48,10 +51,11 @@ class VideoBlocks:
         factor: frames of video that a latent frame stands for.
         latents: initial latents of the block that was opened last.
         drawn: the seeds.
+        prompts: later texts by the block that they begin with.
         decodes: whether this rank decodes.
 
     Raises:
-        ArgumentError: the autoencoder cannot make this number of frames.
+        ArgumentError: the autoencoder cannot make this number of frames, or a later text is not of a frame.
         UnsupportedError: the pipeline's video cannot be cut.
     """
 
@@ -67,6 +71,7 @@ class VideoBlocks:
         self.factor = _factor(self.pipe)
         total = _latent_frames(self.pipe, self.arguments, self.factor)
         self.sizes = tuple(min(frames, total - start) for start in range(0, total, frames))
+        self.prompts = self._later_texts(frames)
         self._given: Tensor | None = self.arguments.pop("latents", None)
         # Where tokens of all frames are counted, a frame has several.
         self._is_packed = self.stage.counts_tokens
@@ -78,11 +83,22 @@ class VideoBlocks:
             )
         self.drawn = draw_seeds(self.arguments.get("generator"))
         self._noise = FrameNoise(self.drawn, frames=frames, context=context, kind=noise)
-        self._text = SharedText()
+        self._texts: dict[str | None, SharedText] = {}
         is_latent = self.arguments.get("output_type") == "latent"
         self.decodes = everywhere or plan.mesh.is_main
         self._decoder = StreamingDecoder(self.pipe.vae, total) if self.decodes and not is_latent else None
         self.latents = torch.empty(0)
+
+    def _later_texts(self, frames: int) -> dict[int, str]:
+        """Takes the later texts out of the arguments, by the block that they begin with, in order."""
+        given: Mapping[int, str] = self.arguments.pop("prompts", None) or {}
+        last = (sum(self.sizes) - 1) * self.factor
+        for frame in given:
+            if not 0 < frame <= last:
+                raise ArgumentError(f"prompts has a text from frame {frame} on; use frames from 1 to {last}")
+        if given and not isinstance(self.arguments.get("prompt"), str):
+            raise ArgumentError("prompts holds the texts after the first one; give that as prompt, one text")
+        return {((frame - 1) // self.factor + 1) // frames: given[frame] for frame in sorted(given)}
 
     def close(self, tracks: MutableMapping[int, Any]) -> None:
         """Ends the calls that are open, and forgets what was kept for the video."""
@@ -106,8 +122,10 @@ class VideoBlocks:
             each = self._given.shape[self.dim] // sum(self.sizes)
             start, length = sum(self.sizes[:block]) * each, self.sizes[block] * each
             chosen["latents"] = self._given.narrow(self.dim, start, length)
+        text = next((self.prompts[start] for start in reversed(self.prompts) if start <= block), None)
+        chosen |= {} if text is None else {"prompt": text}
         call = call_pipeline(self.plan, chosen, decodes=self.decodes, shows_progress=False)
-        self._text.join(call)
+        self._texts.setdefault(text, SharedText()).join(call)
         replace_method(call.pipe, "prepare_latents", lambda method: self._preparing(method, block))
         if self._decoder is not None:
             call.replace("vae", decode=self._decoder.decode)
