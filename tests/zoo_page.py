@@ -32,7 +32,7 @@ data that a program draws. All are stock folders of diffusers or transformers, e
 of `shapes` beside it. `zoo.load("shapes")` loads one, `--model shapes` names one on the command line, and
 `partsong list models` lists them.
 
-*Facts read* is the part of a caption that a reader finds in the picture ([glossary](glossary.md)). Training times are
+*Facts read* is the part of a caption that a reader finds in the picture ([words](README.md#words)). Training times are
 those of the recipe on processor cores. MB are those of the weights' folder.
 """
 
