@@ -22,6 +22,7 @@ SHOWN = (
     "*.md",
     "benchmarks/**/*.md",
     "recipes/**/*.md",
+    "zoo/recipes/*.md",
     "integrations/*/README.md",
     "zoo/partsong_zoo/weights/*/README.md",
 )
