@@ -101,14 +101,37 @@ def called(mesh: Mesh, family: str, smallest: int, cache: Callable[[Any], Cache]
 
 @torch.no_grad()
 def changed_between(mesh: Mesh) -> dict[str, Any]:
-    """A model that somebody lets do more between its layers."""
+    """A model that does more between its layers."""
     model = model_of("llama")
-    hook = model.model.layers[1].register_forward_pre_hook(lambda layer, given: (given[0] * 1.5, *given[1:]))
+    layer: Any = model.model.layers[1]
+
+    class Louder(type(layer)):
+        def __call__(self, states: torch.Tensor, *given: Any, **named: Any) -> Any:
+            return super().__call__(states * 1.5, *given, **named)
+
+    layer.__class__ = Louder
     want = written(model, None)
     with parallelize(model, LayerPipeline(smallest=1), mesh=mesh) as plan:
-        found = {"error": error(written(model, None), want), "said": plan.explain()}
-    hook.remove()
-    return found
+        return {"error": error(written(model, None), want), "said": plan.explain()}
+
+
+@torch.no_grad()
+def watched(mesh: Mesh) -> dict[str, Any]:
+    """What a hook on each layer sees of a call, by the layers of this rank."""
+    model, ids, seen = model_of("llama"), call()["input_ids"], list[tuple[int, torch.Tensor]]()
+    for number, layer in enumerate(model.model.layers):
+        layer.register_forward_hook(lambda layer, given, states, number=number: seen.append((number, states)))
+    model(ids)
+    want = dict(seen)
+    with parallelize(model, LayerPipeline(smallest=1), mesh=mesh) as plan:
+        seen.clear()
+        model(ids)
+        mine = plan.layers_here(len(model.model.layers))
+        assert [number for number, _ in seen if number in mine] == list(mine), "each layer is called once"
+        return {
+            "error": max(error(states, want[number]) for number, states in seen if number in mine),
+            "said": plan.explain(),
+        }
 
 
 def decoded(mesh: Mesh, name: str) -> bool:
@@ -178,6 +201,7 @@ def run(nproc: int) -> list[dict[str, Any]]:
         found["lazy cache"] = called(mesh, "llama", 1, lambda config: DynamicCache())
         found["static cache"] = called(mesh, "llama", 1, lambda config: StaticCache(config, max_cache_len=12))
         found["changed between"] = changed_between(mesh)
+        found["watched"] = watched(mesh)
         found |= {f"decoded, {name}": decoded(mesh, name) for name in DECODED}
         found["generated"] = generated(mesh)
         if nproc == 2:

@@ -20,7 +20,7 @@ def results(nproc: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("nproc", RANKS)
-@pytest.mark.parametrize("name", [*CALLED, "changed between"])
+@pytest.mark.parametrize("name", [*CALLED, "changed between", "watched"])
 def test_logits_are_those_of_one_process(nproc: int, name: str) -> None:
     assert all(rank[name]["error"] <= 1e-10 for rank in results(nproc))
 
@@ -51,6 +51,7 @@ def test_generate_writes_the_same(nproc: int) -> None:
         ("two parts", "; 2 parts of a call in flight"),
         ("whole", "and the vocabulary"),
         ("changed between", "; all rows of a call at once (the model does more between its layers)"),
+        ("watched", "; all rows of a call at once (hooks on layers see whole calls)"),
     ],
 )
 def test_explanation_says_how_many_parts_are_in_flight(name: str, said: str) -> None:

@@ -124,7 +124,7 @@ class Forecast:
             value=value,
             low=low,
             high=high,
-            measured=f"{value:.2f} {unit} ({exact})",
+            measured=f"{value:.2g} {unit} ({exact})",
             cost=f"{first.seconds:.2f} s and {first.bytes_sent / 1e9:.2f} GB a rank, by prediction",
             verdict=judged(met=value <= self.share, helps=value < 1),
         )

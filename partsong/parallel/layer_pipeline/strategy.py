@@ -35,9 +35,9 @@ class LayerPipeline(Strategy):
     The rows of a language model's call go through the ranks in parts, in the same way, where there are at least two of
     `smallest` tokens each: prompts, and texts of masked models. One row goes through the ranks in turn, and so does a
     step of one token a row, which would read the weights once for each part. So do rows whose cache is not known to be
-    cut by rows (static, quantised or offloaded ones, and states of linear attention), and models that change states
-    between their layers; `explain` says why. A rank has the keys of its own layers. The vocabulary is cut over all
-    ranks. `TensorParallel` sends two messages a token for every layer.
+    cut by rows (static, quantised or offloaded ones, and states of linear attention), models that change states between
+    their layers, and models with hooks on their layers; `explain` says why. A rank has the keys of its own layers. The
+    vocabulary is cut over all ranks. `TensorParallel` sends two messages a token for every layer.
 
     Use it when a model does not fit one device and links are slow, or its heads do not divide.
 

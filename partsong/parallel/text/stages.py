@@ -72,6 +72,7 @@ class TextStages(TextShards):
         self._call: PartedCall | None = None
         self._whole: str | None = None  # why calls go through the ranks as a whole
         self._is_chain, self._in_flight = True, 1
+        self._own_hooks: set[int] = set()
 
     def attach(self, hooks: HookSet) -> None:
         """Leaves this rank's layers in the model, and its tokens in the vocabulary."""
@@ -91,6 +92,7 @@ class TextStages(TextShards):
                 for stage, start in enumerate(offsets(self.sizes))
             ),
         ):
+            self._own_hooks.add(hook.id)
             hooks.on_remove(hook.remove)
         self._pieces |= cut_vocabulary(self.model, self.axis, hooks)
 
@@ -112,7 +114,12 @@ class TextStages(TextShards):
 
     def parts_of(self, texts: int, tokens: int) -> int:
         """Returns how many parts a call of so many tokens in all its texts goes through the ranks in."""
-        return self._parts(texts, tokens) if self._is_chain else 1
+        return self._parts(texts, tokens) if self._is_chain and not self._is_watched() else 1
+
+    def _is_watched(self) -> bool:
+        """Says whether somebody has hooks on layers: those would see the call that is noted, which computes nothing."""
+        hooks = (each for layer in self._layers for each in (layer._forward_hooks, layer._forward_pre_hooks))
+        return any(number not in self._own_hooks for each in hooks for number in each)
 
     @contextmanager
     def cut_row(self, sizes: tuple[int, ...], begin: Callable[[int], None]) -> Iterator[None]:
@@ -126,8 +133,9 @@ class TextStages(TextShards):
     def describe(self) -> str:
         """Says in words what is shared out."""
         stages = f"{', '.join(map(str, self.sizes))} layers one after the other, and the vocabulary"
-        if self._whole is not None:
-            return f"{stages}; all rows of a call at once ({self._whole})"
+        whole = "hooks on layers see whole calls" if self._is_watched() else self._whole
+        if whole is not None:
+            return f"{stages}; all rows of a call at once ({whole})"
         return stages if self._in_flight == 1 else f"{stages}; {self._in_flight} parts of a call in flight"
 
     def _take_off(self, layer: nn.Module, number: int, hooks: HookSet) -> None:
