@@ -69,7 +69,8 @@ def test_refusals(more: list[str], words: str, capsys: pytest.CaptureFixture[str
 
 
 def test_a_second_rank_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    drafter, asked = "saguaro:model=lists-ar,length=4", (*ASKED, "--temperature", 1, "--seed", 3)
+    # At this cost the model waits for its drafts, however slow the machine is.
+    drafter, asked = "saguaro:model=lists-ar,length=4,cost=0.01", (*ASKED, "--temperature", 1, "--seed", 3)
     result = result_of(tmp_path, *asked, "--nproc", 2, "--speculate", drafter, "--compare")
     assert result["token_ids"] == result["token_ids_serial"] == result_of(tmp_path, *asked)["token_ids"]
     assert (result["speculate"], result["strategy"], result["nproc"]) == ([drafter], "serial", 2)

@@ -114,7 +114,9 @@ class TextStages(TextShards):
 
     def parts_of(self, texts: int, tokens: int) -> int:
         """Returns how many parts a call of so many tokens in all its texts goes through the ranks in."""
-        return self._parts(texts, tokens) if self._is_chain and not self._is_watched() else 1
+        parts = self._parts(texts, tokens)
+        # A step of one token a row is one part, and is not asked for hooks.
+        return parts if parts == 1 or (self._is_chain and not self._is_watched()) else 1
 
     def _is_watched(self) -> bool:
         """Says whether somebody has hooks on layers: those would see the call that is noted, which computes nothing."""
