@@ -4,7 +4,7 @@ from partsong.kernels.attend import attention
 from partsong.kernels.call import Segment
 from partsong.kernels.dispatch import available, force_backend
 from partsong.kernels.install import Installed, install
-from partsong.kernels.masks import BlockCausal, Causal, Streams, Tree
+from partsong.kernels.masks import BlockCausal, Causal, ChosenBlocks, Streams, Tree
 from partsong.kernels.merge import merge
 from partsong.kernels.norms import (
     adaptive_layer_norm,
@@ -20,6 +20,7 @@ from partsong.kernels.token_state import TokenState, TokenStats, merge_token_sta
 
 __all__ = [
     "BlockCausal",
+    "ChosenBlocks",
     "Causal",
     "Installed",
     "Segment",

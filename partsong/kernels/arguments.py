@@ -17,7 +17,7 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels.call import Segment, compute_dtype
-from partsong.kernels.masks import KINDS, SHARED, BlockCausal, Mask, Streams, describe
+from partsong.kernels.masks import KINDS, SHARED, BlockCausal, ChosenBlocks, Mask, Streams, describe
 
 __all__ = ["additive", "check_init", "check_mask", "check_qkv", "check_segments"]
 
@@ -111,8 +111,8 @@ def check_mask(
         kind, keep = None, kind
     if not (kind is None or isinstance(kind, KINDS)) or not (keep is None or isinstance(keep, Tensor)):
         raise ArgumentTypeError(
-            "mask is a bool tensor (True = attend), one of Causal, BlockCausal, Streams and Tree, or a pair "
-            f"(kind, bool tensor); found {describe(mask)}"
+            "mask is a bool tensor (True = attend), one of Causal, BlockCausal, Streams, Tree and ChosenBlocks, or a "
+            f"pair (kind, bool tensor); found {describe(mask)}"
         )
     streamed = any(segment.stream != SHARED for segment in segments)
     if streamed and not isinstance(kind, Streams):
@@ -122,6 +122,8 @@ def check_mask(
     if kind is None:
         return None, keep
     kind.check(q.shape[0], q.shape[2], sum(segment.length for segment in segments))
+    if isinstance(kind, ChosenBlocks):
+        _check_blocks(kind, q, segmented)
     if isinstance(kind, BlockCausal) and any((segment.position or 0) < 0 for segment in segments):
         raise ArgumentError("BlockCausal needs segments at positions of at least 0")
     if isinstance(kind, Streams):
@@ -130,6 +132,17 @@ def check_mask(
         if kind.key is not None and streamed:
             raise ArgumentError("Streams has key ids and the segments have a stream: give one of the two")
     return cast(Mask, kind), keep
+
+
+def _check_blocks(kind: ChosenBlocks, q: Tensor, segmented: bool) -> None:
+    if segmented:
+        raise ArgumentError("ChosenBlocks needs the keys as k and v, not in segments: put them together")
+    if kind.chosen.shape[1] not in (1, q.shape[1]):
+        raise ArgumentError(
+            f"ChosenBlocks: chosen is for {kind.chosen.shape[1]} heads and there are {q.shape[1]}; give 1 or all"
+        )
+    if kind.chosen.device != q.device:
+        raise ArgumentError(f"ChosenBlocks: chosen is on {kind.chosen.device} but q is on {q.device}; move it there")
 
 
 def check_init(q: Tensor, init: object) -> None:

@@ -36,8 +36,8 @@ def attention(
         k: keys `[B, Hkv, Lk, D]`; Hkv divides Hq, and query head h reads key head `h // (Hq // Hkv)`.
         v: values `[B, Hkv, Lk, D]`.
         mask: bool, True = attend, two to four dims that broadcast, aligned on the right, to `[B, Hq, Lq, Lk]`; or a
-            kind (`Causal`, `BlockCausal`, `Streams`, `Tree`), which needs no such tensor; or a pair (kind, bool
-            tensor), where both must allow a key (causal with key padding).
+            kind (`Causal`, `BlockCausal`, `Streams`, `Tree`, `ChosenBlocks`), which needs no such tensor; or a pair
+            (kind, bool tensor), where both must allow a key (causal with key padding).
         bias: float, added to the scaled logits; broadcasts as `mask` does.
         scale: factor on q.k; default `D ** -0.5`.
         segments: the keys and values as a table of `Segment`, instead of k and v: stale and fresh ones, ring blocks,

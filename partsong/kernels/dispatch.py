@@ -21,8 +21,19 @@ import torch
 from torch import Tensor
 
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.kernels.backends import cpu_flash, cuda, flash3, flex, gluon_attention, naive, triton_attention, xformers
+from partsong.kernels.backends import (
+    chosen_blocks,
+    cpu_flash,
+    cuda,
+    flash3,
+    flex,
+    gluon_attention,
+    naive,
+    triton_attention,
+    xformers,
+)
 from partsong.kernels.call import Call
+from partsong.kernels.masks import ChosenBlocks
 from partsong.kernels.merge import merge_checked
 from partsong.kernels.tuned import tuned
 
@@ -60,6 +71,7 @@ def _row(name: str, kernel: Any, native: bool = False) -> Backend:
 
 
 _NAIVE, _CPU_FLASH = _row("naive", naive), _row("cpu_flash", cpu_flash)
+_BLOCKS = _row("blocks", chosen_blocks, native=True)
 _CUDA = (
     _row("cudnn", cuda.CUDNN),
     _row("flash", cuda.FLASH),
@@ -71,7 +83,15 @@ _HOPPER = (_row("flash3", flash3), _row("gluon", gluon_attention))
 #: Every backend, fastest first as a rule; a GPU's own order per class of shapes is in `tuned`.
 BACKENDS: dict[str, Backend] = {
     row.name: row
-    for row in (*_HOPPER, *_CUDA, _row("xformers", xformers), _CPU_FLASH, _row("flex", flex, native=True), _NAIVE)
+    for row in (
+        _BLOCKS,
+        *_HOPPER,
+        *_CUDA,
+        _row("xformers", xformers),
+        _CPU_FLASH,
+        _row("flex", flex, native=True),
+        _NAIVE,
+    )
 }
 
 #: ROCm calls its devices "cuda". It has no cuDNN, and our Triton kernel, which nobody has measured there, goes by name.
@@ -189,7 +209,7 @@ def _candidates(call: Call) -> tuple[tuple[Backend, ...], bool]:
     if order:
         first = [BACKENDS[name] for name in order if name in BACKENDS]
         rows = (*first, *(row for row in rows if row not in first))
-    return rows, False
+    return ((_BLOCKS, *rows) if isinstance(call.mask, ChosenBlocks) else rows), False
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["SHARED", "BlockCausal", "Causal", "Mask", "Streams", "Tree", "describe"]
+__all__ = ["SHARED", "BlockCausal", "ChosenBlocks", "Causal", "Mask", "Streams", "Tree", "describe"]
 
 #: Stream id of keys that every stream sees: a shared prefix.
 SHARED = -1
@@ -149,8 +149,51 @@ class Tree:
         return replace(self, enter=self.enter[..., where], leave=self.leave[..., where])
 
 
-Mask = Causal | BlockCausal | Streams | Tree
-KINDS: tuple[Any, ...] = (Causal, BlockCausal, Streams, Tree)
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenBlocks:
+    """Lets each block of queries see the blocks of keys that were chosen for it: block-sparse attention.
+
+    The keys come as one tensor, not in segments. Time goes with the number of chosen blocks.
+
+    Args:
+        chosen: bool `[B or 1, Hq or 1, query blocks, key blocks]`, True = attend.
+        size: tokens of a block, at least 1; the last block may be shorter.
+
+    Example:
+        >>> mask = ChosenBlocks(torch.tensor([[[[True, False], [True, True]]]]), size=2)
+        >>> mask.dense(3, torch.arange(4)).int().tolist()
+        [[[[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]]]
+    """
+
+    chosen: Tensor
+    size: int = 64
+
+    def check(self, batch: int, num_queries: int, num_keys: int) -> None:
+        """Raises unless the mask fits a call of these sizes."""
+        _whole("ChosenBlocks", "size", self.size, least=1)
+        if not isinstance(self.chosen, Tensor) or self.chosen.dtype is not torch.bool or self.chosen.ndim != 4:
+            raise ArgumentTypeError(
+                f"ChosenBlocks needs chosen to be a bool tensor of 4 dims, found {describe(self.chosen)}"
+            )
+        wanted = tuple(-(-length // self.size) for length in (num_queries, num_keys))
+        if self.chosen.shape[0] not in (1, batch) or tuple(self.chosen.shape[2:]) != wanted:
+            raise ArgumentError(
+                f"ChosenBlocks: chosen {tuple(self.chosen.shape)} is not [{batch} or 1, Hq or 1, {wanted[0]}, "
+                f"{wanted[1]}], the blocks of {self.size} of {num_queries} queries and {num_keys} keys"
+            )
+
+    def dense(self, num_queries: int, positions: Tensor, streams: Tensor | None = None) -> Tensor:
+        """Writes the mask out: bool `[B or 1, Hq or 1, Lq, Lk]`, True = attend."""
+        rows = torch.arange(num_queries, device=positions.device) // self.size
+        return self.chosen[:, :, rows][..., torch.arange(len(positions), device=positions.device) // self.size]
+
+    def keys(self, where: Any) -> ChosenBlocks:
+        """Returns the mask itself: its keys are one tensor, of which all are used."""
+        return self
+
+
+Mask = Causal | BlockCausal | Streams | Tree | ChosenBlocks
+KINDS: tuple[Any, ...] = (Causal, BlockCausal, Streams, Tree, ChosenBlocks)
 
 
 def describe(x: object) -> str:

@@ -14,9 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from partsong.kernels import attention
+from partsong.kernels import ChosenBlocks, attention
 from partsong.kernels.attend import attend_block
 from partsong.parallel.adapters.row import IMAGE
+from partsong.parallel.block_rule import BlockRule
 from partsong.parallel.ranks.mesh import TOKEN_AXES, Axis
 from partsong.parallel.ranks.ranges import named_range
 
@@ -61,6 +62,8 @@ class AttentionCall:
         runs: the streams of every shard's tokens; empty where all are one run of image tokens.
         whole_mask: the mask of all queries and keys `[B, 1, L, L]`, shard after shard, where queries see different
             keys; otherwise None.
+        rule: chooses the blocks of keys that a block of queries sees; None lets all see all.
+        chosen: what it chose `[B, Hq, query blocks, key blocks]`, for the queries and keys here, once that is known.
     """
 
     layer: int
@@ -74,11 +77,17 @@ class AttentionCall:
     wave: int = 0
     runs: tuple[Runs, ...] = ()
     whole_mask: Tensor | None = None
+    rule: BlockRule | None = None
+    chosen: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Holds the sizes that decide how many bytes one self-attention moves; names are those of `AttentionCall`."""
+    """Holds the sizes that decide how many bytes one self-attention moves; names are those of `AttentionCall`.
+
+    Attributes:
+        block: tokens of a block of keys, where blocks are chosen; 0 where all see all.
+    """
 
     batch: int
     heads: int
@@ -91,6 +100,7 @@ class AttentionShape:
     is_last: bool = False
     layer: int = 0
     runs: tuple[Runs, ...] = ()
+    block: int = 0
 
 
 def shard_runs(of: AttentionCall | AttentionShape) -> tuple[Runs, ...]:
@@ -123,6 +133,8 @@ class Stage(Protocol):
     """Describes one link of the attention chain; implementations inherit its defaults."""
 
     axis: Axis
+    #: Whether it runs calls in which blocks of keys are chosen.
+    takes_blocks: bool = False
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Computes the attention of the call's queries to all keys; `inner` does the rest of the work."""
@@ -163,6 +175,9 @@ def predict_through(stages: Sequence[Stage], shape: AttentionShape) -> int:
 
 def attend_locally(call: AttentionCall) -> Tensor:
     """Computes attention to the local keys, at the end of the chain."""
+    if call.rule is not None:
+        assert call.chosen is not None, "the stage that joined all keys has chosen"
+        return attention(call.q, call.k, call.v, mask=ChosenBlocks(call.chosen, call.rule.size), scale=call.scale)[0]
     mask = None if call.masks is None else torch.cat(call.masks, dim=-1)
     return masked_attention(call.q, call.k, call.v, mask, call.scale)[0]
 

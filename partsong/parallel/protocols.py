@@ -80,6 +80,10 @@ class Cut(Protocol):
         """Returns the bytes the rank at `index` sends in one forward of a step (its number, whether it is the last)."""
         ...
 
+    def takes(self, argument: str) -> bool:
+        """Says whether it has a form for an argument of the model that a row refuses otherwise."""
+        return False
+
     def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Makes several calls of the model, none of which needs the result of another."""
         return [call() for call in calls]

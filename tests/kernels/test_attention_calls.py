@@ -156,7 +156,7 @@ def test_choice_is_logged_once(monkeypatch, caplog) -> None:
 def test_available() -> None:
     rows = available()
     assert [name for name, _, _ in rows] == list(dispatch.BACKENDS)
-    assert len(rows) == 10
+    assert len(rows) == 11
     assert all(reason for _, _, reason in rows)
     assert {"cpu_flash", "naive"} <= USABLE
 

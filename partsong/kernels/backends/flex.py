@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from partsong.kernels.call import Call, Segment, has_triton
-from partsong.kernels.masks import SHARED, BlockCausal, Causal, Mask, Streams
+from partsong.kernels.masks import SHARED, BlockCausal, Causal, ChosenBlocks, Mask, Streams
 from partsong.kernels.merge import merge
 
 __all__ = ["run", "supports", "usable"]
@@ -180,6 +180,8 @@ def _bounds(numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 def _block_mask(mask: Mask, segment: Segment, q: Tensor) -> Any:
     position = segment.position or 0
+    if isinstance(mask, ChosenBlocks):
+        return _of_chosen_blocks(mask, q.shape[2], segment.length)
     if isinstance(mask, Causal | BlockCausal):
         return _by_position(mask, position, q.shape[2], segment.length, q.device)
     order = None
@@ -196,6 +198,22 @@ def _block_mask(mask: Mask, segment: Segment, q: Tensor) -> Any:
     else:
         interval = (_rows(mask.query, q), _rows(mask.enter, q), _rows(mask.leave, q))
     return _build_block_mask(_Tests(order, interval), q.shape[2], segment.length)
+
+
+def _of_chosen_blocks(mask: ChosenBlocks, num_queries: int, num_keys: int) -> Any:
+    """Builds the block mask of chosen blocks, every one of which is visible as a whole."""
+    chosen, size = mask.chosen, mask.size
+    of_batch, of_head = (int(count > 1) for count in chosen.shape[:2])
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return chosen[b * of_batch, h * of_head, i // size, j // size]
+
+    ragged = torch.zeros_like(chosen)
+    # The kernel reads past the end of a last tile that is cut short, so that one is always tested.
+    for dim, length in ((-2, num_queries), (-1, num_keys)):
+        if length % size:
+            ragged.select(dim, -1).fill_(True)
+    return _listed(chosen & ragged, chosen & ~ragged, size, visible, num_queries, num_keys)
 
 
 @functools.lru_cache(maxsize=8)
@@ -226,22 +244,26 @@ def _rows(ids: Tensor, q: Tensor) -> Tensor:
 
 def _build_block_mask(tests: _Tests, num_queries: int, num_keys: int) -> Any:
     """Builds the block mask: for each tile of queries, the tiles of keys to test and those visible as a whole."""
-    from torch.nn.attention.flex_attention import BlockMask
-
     some, every = (tiles[:, None] for tiles in tests.tiles())
     # The kernel reads past the end of a last tile that is cut short, so that one is always tested.
     for dim, length in ((-2, num_queries), (-1, num_keys)):
         if length % TILE:
             every.select(dim, -1).fill_(False)
+    return _listed(some & ~every, every, TILE, tests.rule(), num_queries, num_keys)
+
+
+def _listed(tested: Tensor, every: Tensor, size: int, rule: Rule, num_queries: int, num_keys: int) -> Any:
+    """Lists for each tile of queries the tiles of keys to test by a rule, and those visible as a whole."""
+    from torch.nn.attention.flex_attention import BlockMask
 
     def count_and_order(tiles: Tensor) -> tuple[Tensor, Tensor]:
         order = torch.argsort(tiles.int(), dim=-1, descending=True, stable=True)
         return tiles.sum(dim=-1, dtype=torch.int32), order.int()
 
     return BlockMask.from_kv_blocks(
-        *count_and_order(some & ~every),
+        *count_and_order(tested),
         *count_and_order(every),
-        BLOCK_SIZE=TILE,
-        mask_mod=tests.rule(),
+        BLOCK_SIZE=size,
+        mask_mod=rule,
         seq_lengths=(num_queries, num_keys),
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from partsong.kernels.backends.cuda import is_aligned
 from partsong.kernels.call import Call, Segment, has_triton, refusal
-from partsong.kernels.masks import BlockCausal, Causal, Streams, Tree
+from partsong.kernels.masks import BlockCausal, Causal, ChosenBlocks, Streams, Tree
 from partsong.kernels.tuned import tuned
 
 __all__ = ["Config", "config_for", "fits_copy_engine", "interpreted", "num_splits", "run", "supports", "usable"]
@@ -79,6 +79,8 @@ def supports(call: Call) -> tuple[bool, str]:
         return False, reason
     if reason := refusal(call, _DTYPES, MAX_HEAD_SIZE):
         return False, reason
+    if isinstance(call.mask, ChosenBlocks):
+        return False, "it has no masks of chosen blocks"
     if q.shape[0] * call.k.shape[1] > 65535:
         return False, f"batch x key heads = {q.shape[0] * call.k.shape[1]} is more than a CUDA grid takes (65535)"
     return True, "partsong's Triton kernel"

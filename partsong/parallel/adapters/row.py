@@ -145,6 +145,8 @@ class Adapter:
             without these arguments stay as they are.
         scaled_by_length: name of attention's keyword argument with the base of a logarithm: logits are scaled by this
             logarithm of the number of tokens. None where they are not.
+        block_choice: name of an argument of the model's blocks and of their attention, with which each layer chooses
+            the blocks of keys that its queries see. None where all see all.
         seems_cross: attention modules say they are cross-attention, although they attend to their own tokens.
         linear_attention: path of linear self-attention -> class name of the processor whose sum over tokens is known.
         convolutions: paths of convolutions over the token grid, whose border rows come from the neighbours.
@@ -202,6 +204,7 @@ class Adapter:
     causal_text: bool = False
     gathered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     scaled_by_length: str | None = None
+    block_choice: str | None = None
     seems_cross: bool = False
     linear_attention: Mapping[str, str] = field(default_factory=dict)
     convolutions: tuple[str, ...] = ()

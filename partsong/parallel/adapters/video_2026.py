@@ -146,7 +146,11 @@ ROWS = (
         blocks={"visual_transformer_blocks": ("visual_embed",)},
         batched=names("hidden_states encoder_hidden_states timestep pooled_projections"),
         shared=("visual_rope_pos", "text_rope_pos", "scale_factor"),
-        refused={"sparse_params": "its blocks of keys are chosen over all tokens; use CfgParallel or DataParallel"},
+        block_choice="sparse_params",
+        refused={
+            "sparse_params": "its blocks of keys are chosen over all tokens; use Ulysses, Ring or Usp, or CfgParallel "
+            "or DataParallel"
+        },
         frames=Frames(
             dim=1,
             patch="patch_size",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter, Split, places
 from partsong.parallel.adapters.row import IMAGE, JOINT
+from partsong.parallel.block_rule import BlockRule
 from partsong.parallel.cuts.unpadded_tokens import UnpaddedTokens
 from partsong.parallel.hooks.model_hooks import HookSet, InputHook, OutputHook, signature_of
 from partsong.parallel.ranks.mesh import Axis
@@ -47,7 +48,8 @@ class TokenCuts(Cut):
         self.module, self.adapter, self.axis = module, adapter, axis
         self.sizes: dict[str, tuple[int, ...]] = {}
         self.batch, self.present = 1, UnpaddedTokens()
-        self._unit = 1
+        #: How many tokens stay together, and what they are called.
+        self._unit, self._units = 1, "rows"
 
     def attach_cuts(self, hooks: HookSet, modules: dict[str, nn.Module]) -> None:
         """Puts the hooks on that cut the arguments and outputs of modules, given by name."""
@@ -73,6 +75,8 @@ class TokenCuts(Cut):
         return cuts
 
     def _change_inputs(self, named: dict[str, Any], cuts: dict[str, Split], module: str) -> None:
+        if named.get(self.adapter.block_choice or "") is not None:
+            self._unit, self._units = BlockRule.of_call(named[str(self.adapter.block_choice)]).size, "blocks"
         for name, cut in cuts.items():
             value = named.get(name)
             if cut.gathered and value is not None:
@@ -152,8 +156,9 @@ class TokenCuts(Cut):
         """Returns this rank's tokens of a tensor that has all of a stream."""
         total, parts = tensor.shape[cut.dim], self.axis.size
         if total // self._unit < parts and cut.stream in (IMAGE, JOINT):
-            rows = "frames" if self.adapter.whole_frames else "rows"
-            size = f"{total} {cut.stream} tokens" if self._unit == 1 else f"{total // self._unit} {rows} of tokens"
+            size = (
+                f"{total} {cut.stream} tokens" if self._unit == 1 else f"{total // self._unit} {self._units} of tokens"
+            )
             raise UnsupportedError(
                 f"{self.adapter.model}: {size} cannot be cut over {parts} {self.parts_name}; "
                 f"use at most {total // self._unit} {self.parts_name}, or a larger picture"
@@ -211,11 +216,12 @@ class TokenCuts(Cut):
         """
         self.sizes.clear()
         self.present.clear()
-        self.batch = len(sample)
+        self.batch, self._unit = len(sample), 1
         if self.adapter.whole_rows:
             patch: Any = self.module.config["patch_size"]  # type: ignore[index]
             self._unit = sample.shape[-1] // patch
         if self.adapter.whole_frames:
+            self._units = "frames"
             _, rows, columns = self.module.config["patch_size"]  # type: ignore[index]
             self._unit = sample.shape[-2] // rows * (sample.shape[-1] // columns)
 

@@ -30,6 +30,7 @@ from partsong.parallel.attention_call import (
     mask_rows,
     predict_through,
 )
+from partsong.parallel.block_rule import BlockRule
 from partsong.parallel.cuts.linear_attention import TokenSums
 from partsong.parallel.cuts.token_cuts import TokenCuts, totals
 from partsong.parallel.cuts.whole_views import attend_at, mask_by_shard, with_silent_queries
@@ -66,6 +67,7 @@ class SequenceParallel(TokenCuts):
         self._folds: dict[int, Fraction] = {}
         self._heads: dict[int, tuple[int, int, int, int]] = {}
         self._attended: Counter[int] = Counter()
+        self._rules: dict[int, BlockRule] = {}
         self._is_known = False
         self._mask_bytes: dict[int, int] = {}
         self._seen_masks = WeakTensorKeyDictionary()
@@ -91,6 +93,8 @@ class SequenceParallel(TokenCuts):
                 hooks.add(child, scaled, "length")
             layer = len(self.layers)
             self.layers.append((name, streams, child))
+            if self.adapter.block_choice is not None:
+                hooks.add(child, InputHook(partial(self._take_rule, layer=layer), signature_of(child)), "blocks")
             attend = self._attention_of(layer, name, streams)
             once = not self.adapter.attends_per_sample and self.adapter.attentions == 1
             # A cache of diffusers leaves out attentions too, the same ones on all ranks.
@@ -112,6 +116,12 @@ class SequenceParallel(TokenCuts):
         exponent = math.log(sizes[self.axis.index]) / math.log(sum(sizes))
         named[name] = named[name] ** exponent
 
+    def _take_rule(self, named: dict[str, Any], layer: int) -> None:
+        """Takes what a layer chooses blocks of keys by, so that the attention over ranks does it for all tokens."""
+        given = named.pop(str(self.adapter.block_choice), None)
+        if given is not None:
+            self._rules[layer] = BlockRule.of_call(given)
+
     def _run_on_all(
         self, forward: Callable[..., Tensor], named: dict[str, Any], name: str, arguments: tuple[str, ...]
     ) -> Tensor:
@@ -120,16 +130,20 @@ class SequenceParallel(TokenCuts):
         sizes = self.shard_sizes((IMAGE,))
         return forward(**named | whole).narrow(1, offsets(sizes)[self.axis.index], sizes[self.axis.index])
 
+    def takes(self, argument: str) -> bool:
+        """Says whether it has a form for an argument: for the choice of blocks where all its stages have one."""
+        return argument == self.adapter.block_choice and all(stage.takes_blocks for stage in self.stages)
+
     def begin_forward(self, sample: Any) -> None:
         """Forgets the token counts of the last call, and its masks."""
         super().begin_forward(sample)
         self.sums.begin_forward(self.batch)
-        for last in (self._mask_bytes, self._gathered, self._attended, self._seen_masks):
+        for last in (self._mask_bytes, self._gathered, self._attended, self._seen_masks, self._rules):
             last.clear()
 
     def call_notes(self) -> Any:
         """Returns how often and over which tokens each layer attended in this call, and what was gathered."""
-        noted = (self._folds, self._heads, self._attended, self._mask_bytes, self._gathered)
+        noted = (self._folds, self._heads, self._attended, self._mask_bytes, self._gathered, self._rules)
         return self.sums.call_notes(), *(part.copy() for part in noted)
 
     def recall(self, notes: Any) -> None:
@@ -140,7 +154,8 @@ class SequenceParallel(TokenCuts):
             self.sums.recall(sums)
             # Copies, since the next call of the model clears its own.
             copies = (part.copy() for part in others)
-            self._folds, self._heads, self._attended, self._mask_bytes, self._gathered = copies
+            self._folds, self._heads, self._attended, self._mask_bytes, self._gathered, self._rules = copies
+            self._unit = next((rule.size for rule in self._rules.values()), self._unit)
 
     def abandon(self) -> None:
         """Drops pending messages without waiting, after an error."""
@@ -182,8 +197,11 @@ class SequenceParallel(TokenCuts):
                 masks: tuple[Tensor, ...] | None = mask_rows(every, sizes, self.axis.index)
             else:
                 masks = None if mask is None else self._masks(mask, sizes, layer)
+            rule, index = self._rules.get(layer), self.axis.index
+            if rule is not None and mask is not None:
+                raise UnsupportedError(f"{name}: a mask beside a choice of blocks cannot be cut; leave one of them out")
             call = AttentionCall(
-                number, query, key, value, sizes, self.axis.index, masks, scale, runs=runs, whole_mask=every
+                number, query, key, value, sizes, index, masks, scale, runs=runs, whole_mask=every, rule=rule
             )
             out = self.attend(call)
             return out if attending is None else out * attending
@@ -308,7 +326,8 @@ class SequenceParallel(TokenCuts):
             for number, samples, by_stream in self._calls(layer, batch, cut):
                 runs, sizes = _runs(by_stream, streams), totals(by_stream, streams)
                 heads = self._heads.get(layer) or (*head_counts(module), itemsize)
-                shape = AttentionShape(samples, *heads, sizes, index, *step, number, runs)
+                block = self._rules[layer].size if layer in self._rules else 0
+                shape = AttentionShape(samples, *heads, sizes, index, *step, number, runs, block)
                 moved += samples * sizes[index] * self._mask_bytes.get(layer, 0) * (self.axis.size - 1)
                 moved += predict_through(self.stages, shape)
         return moved + self.predict_gather(batch, cut, index)

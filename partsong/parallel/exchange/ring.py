@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from partsong.kernels import attention
+from partsong.errors import UnsupportedError
+from partsong.kernels import ChosenBlocks, attention
 from partsong.kernels.attend import attend_block
 from partsong.knobs import Count
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage
@@ -20,7 +21,7 @@ from partsong.parallel.exchange.turns import Blocks, Turn, doubles, refuse_doubl
 from partsong.parallel.exchange.wired import Wired
 from partsong.parallel.exchange.wires import Wire, WireName, wire_of
 from partsong.parallel.hooks.clock import StepClock
-from partsong.parallel.ranks.collectives import Messages, ring_exchange
+from partsong.parallel.ranks.collectives import Messages, gather_tokens, ring_exchange
 from partsong.parallel.ranks.mesh import Axis, Mesh
 from partsong.parallel.ranks.shards import offsets
 
@@ -112,6 +113,8 @@ class RingStage(Stage):
     All layers of a generation share the memory for blocks, whose messages are prepared once.
     """
 
+    takes_blocks = True
+
     def __init__(self, axis: Axis, clock: StepClock, blocks: Blocks = "auto") -> None:
         self.axis = axis
         self.knob: Blocks = blocks
@@ -120,6 +123,7 @@ class RingStage(Stage):
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attends with the local queries to the blocks of all ranks; `inner` is not needed."""
         total = None
+        call = self._chosen(call)
         for owners, k, v in self.blocks(call):
             total = _attend(call, k, v, owners, total)
         assert total is not None
@@ -137,6 +141,17 @@ class RingStage(Stage):
             pending.wait()
             block = arriving
         yield block
+
+    def _chosen(self, call: AttentionCall) -> AttentionCall:
+        """Chooses the blocks of all keys that the queries here see, where blocks are chosen."""
+        rule = call.rule
+        if rule is None:
+            return call
+        if any(size % rule.size for size in call.sizes):
+            raise UnsupportedError(f"ring attention: shards of {call.sizes} tokens are no blocks of {rule.size}")
+        counts = _block_counts(call.sizes, rule.size)
+        keys = gather_tokens(self.axis, rule.means(call.k), counts, 2, name="means of blocks of keys")
+        return replace(call, chosen=rule.choose(rule.means(call.q), keys, offsets(counts)[call.index]))
 
     def _turns(self, sizes: Sequence[int], heads: int) -> tuple[Turn, ...]:
         return turns_of(self.axis.size, doubling=doubles(self.knob, self.axis, sizes, heads))
@@ -168,7 +183,15 @@ class RingStage(Stage):
         """Returns the bytes this rank sends: its own block, then every block it passes on."""
         size, unit = self.axis.size, shape.batch * 2 * shape.kv_heads * shape.head_dim * shape.itemsize
         turns = self._turns(shape.sizes, shape.batch * shape.heads)
-        return sum(shape.sizes[(shape.index - block) % size] for turn in turns for block in turn.sent) * unit, (shape,)
+        moved = sum(shape.sizes[(shape.index - block) % size] for turn in turns for block in turn.sent) * unit
+        return moved + self._choosing(shape), (shape,)
+
+    def _choosing(self, shape: AttentionShape) -> int:
+        """Counts the bytes of the means that this rank sends, where blocks are chosen."""
+        if not shape.block:
+            return 0
+        rows = shape.sizes[shape.index] // shape.block
+        return rows * shape.batch * shape.kv_heads * shape.head_dim * shape.itemsize * (self.axis.size - 1)
 
 
 class WiredRingStage(RingStage):
@@ -247,14 +270,23 @@ class WiredRingStage(RingStage):
             return super().predict(shape)
         row, size = (shape.batch, 2, shape.kv_heads, shape.head_dim), self.axis.size
         blocks = (shape.sizes[(shape.index - turn) % size] for turn in range(size - 1))
-        return sum(self.wire.size((rows, *row)) for rows in blocks), (shape,)
+        return sum(self.wire.size((rows, *row)) for rows in blocks) + self._choosing(shape), (shape,)
+
+
+def _block_counts(sizes: Sequence[int], block: int) -> tuple[int, ...]:
+    return tuple(size // block for size in sizes)
 
 
 def _attend(
     call: AttentionCall, k: Tensor, v: Tensor, owners: tuple[int, ...], total: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
     """Adds the blocks of some ranks to the result so far."""
-    if call.masks is None:
+    if call.rule is not None:
+        assert call.chosen is not None
+        by_owner = call.chosen.split(list(_block_counts(call.sizes, call.rule.size)), dim=3)
+        seen = ChosenBlocks(torch.cat([by_owner[owner] for owner in owners], dim=3), call.rule.size)
+        out, lse = attention(call.q, k, v, mask=seen, scale=call.scale, init=total)
+    elif call.masks is None:
         out, lse = attend_block(call.q, k, v, scale=call.scale, init=total)
     else:
         masks = [call.masks[owner] for owner in owners]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from partsong.knobs import Count
 from partsong.parallel.attention_call import AttentionCall, AttentionShape, Inner, Stage, mask_rows, merged_runs
+from partsong.parallel.exchange.head_dealer import WORK_BYTES, HeadDealer
 from partsong.parallel.exchange.head_waves import Share, Wave, cut_waves, head_shares, in_waves
 from partsong.parallel.exchange.wire_messages import exchange_by_wire
 from partsong.parallel.exchange.wired import Wired
@@ -65,16 +66,53 @@ class Ulysses(Wired):
 
 
 class UlyssesStage(Stage):
-    """Swaps tokens for heads, lets `inner` attend, and swaps back, one wave of heads after the other."""
+    """Swaps tokens for heads, lets `inner` attend, and swaps back, one wave of heads after the other.
+
+    Where blocks of keys are chosen and this rank then has all tokens, it chooses them for its heads. Heads differ in
+    how many they see, so ranks get heads by what these were as work in the call before (db-SP, arXiv 2511.23113).
+    """
+
+    takes_blocks = True
 
     def __init__(self, axis: Axis, waves: int = 2, wire: Wire | None = None) -> None:
         self.axis, self.waves, self.wire = axis, waves, wire
         self.is_fused = wire is None and axis.is_fused
         self._waves: dict[tuple[Any, ...], list[Wave]] = {}
         self._shards: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._dealer = HeadDealer(axis)
+
+    def abandon(self) -> None:
+        """Drops what ranks know of each other's work, after an error."""
+        self._dealer.abandon()
 
     def run(self, call: AttentionCall, inner: Inner) -> Tensor:
         """Attends over all tokens of this axis' group, for this rank's heads."""
+        return self._run(call, inner) if call.rule is None or not self._joins_all(call) else self._deal(call, inner)
+
+    def _joins_all(self, call: AttentionCall | AttentionShape) -> bool:
+        return len(call.sizes) == self.axis.size
+
+    def _deal(self, call: AttentionCall, inner: Inner) -> Tensor:
+        """Runs a call in which blocks of keys are chosen, with heads distributed by their work."""
+        rule, heads = call.rule, call.q.shape[1]
+        assert rule is not None
+        order, work = list(range(heads)), list[Tensor]()
+        if is_dealt := call.k.shape[1] == heads:  # groups of heads that share keys stay where they are
+            order = self._dealer.order(call.layer, heads)
+            call = replace(call, q=call.q[:, order], k=call.k[:, order], v=call.v[:, order])
+
+        def attend(part: AttentionCall) -> Tensor:
+            chosen = rule.choose(rule.means(part.q), rule.means(part.k))
+            work.append(chosen.sum((0, 2, 3), dtype=torch.int32))
+            return inner(replace(part, chosen=chosen))
+
+        out = self._run(call, attend)
+        if not is_dealt:
+            return out
+        self._dealer.send(call.layer, torch.cat(work))
+        return out[:, [order.index(head) for head in range(heads)]]
+
+    def _run(self, call: AttentionCall, inner: Inner) -> Tensor:
         (batch, heads, length, dim), size = call.q.shape, self.axis.size
         group = heads // call.k.shape[1]
         whole = call.q.new_empty((length, batch, heads, dim))
@@ -172,6 +210,8 @@ class UlyssesStage(Stage):
         there = sum(share.rows for peer, share in enumerate(shares) if peer != me) * tokens[me]
         back = mine.queries * (sum(tokens) - tokens[me])
         sent = bytes_sent(self.wire, ((there + back) * shape.batch, shape.head_dim), shape.itemsize)
+        if shape.block and self._joins_all(shape) and shape.heads == shape.kv_heads:
+            sent += mine.queries * WORK_BYTES * (self.axis.size - 1)
         outer, group = self._outer(shape), shape.heads // shape.kv_heads
         return sent, tuple(
             replace(shape, heads=part.queries, kv_heads=part.keys if part.is_aligned(group) else part.queries, **outer)

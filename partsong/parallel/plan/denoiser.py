@@ -305,7 +305,8 @@ class Denoiser:
 
     def _refuse(self, named: dict[str, Any]) -> None:
         if self.cut is not None:
-            check_given(self.adapter.model, self.adapter.refused, named)
+            refused = {name: why for name, why in self.adapter.refused.items() if not self.cut.takes(name)}
+            check_given(self.adapter.model, refused, named)
 
     @property
     def compared(self) -> tuple[str, ...]:
