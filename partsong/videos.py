@@ -15,7 +15,7 @@ from partsong.outputs import check_writable, rgb_bytes, save_image
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["VideoWriter", "save_video"]
+__all__ = ["FrameSample", "VideoWriter", "save_video"]
 
 _SUFFIXES = (".mp4", ".gif")
 
@@ -129,6 +129,40 @@ class VideoWriter:
             f"{self.path} cannot be written after frame {self.frames}: {reason[0]}; is the disk full? What was "
             "written before can be played"
         )
+
+
+class FrameSample:
+    """Keeps a few frames of a video, evenly spaced from its first on, however long it becomes.
+
+    Args:
+        most: how many are kept at most, at least 2.
+
+    Attributes:
+        frames: those that are kept, in order.
+        numbers: which ones they are, counted from 0.
+
+    Example:
+        >>> sample = FrameSample(4)
+        >>> sample.append(range(10))
+        >>> sample.numbers
+        [0, 4, 8]
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._step, self._seen = max(most, 2), 1, 0
+        self.frames: list[Any] = []
+        self.numbers: list[int] = []
+
+    def append(self, frames: Iterable[Any]) -> None:
+        """Takes the next frames."""
+        for frame in frames:
+            if self._seen % self._step == 0:
+                if len(self.frames) == self._most:  # every other one makes room
+                    self.frames, self.numbers, self._step = self.frames[::2], self.numbers[::2], 2 * self._step
+                if self._seen % self._step == 0:
+                    self.frames.append(frame)
+                    self.numbers.append(self._seen)
+            self._seen += 1
 
 
 def save_video(frames: Sequence[Any], path: str | os.PathLike[str], *, fps: float = 16.0) -> Path:

@@ -2,11 +2,19 @@
 
 The large picture is painted in overlapping patches of the training size (`StructureGuidance`), which the ranks share,
 and decoded by all ranks together (`ParallelVae`). For comparison the plain pipeline paints the same size without
-guidance. The recipe writes both pictures and a report.
+guidance. The recipe writes both pictures, a sheet with both and a report. Started again with the same options and
+folder, it keeps the pictures that are done.
 
-Four times the zoo's size:   python recipes/highres_image.py --out runs/highres
-The zoo's UNet, three times: python recipes/highres_image.py --model shapes-unet --factor 3
-A real SDXL or Flux folder:  python recipes/highres_image.py --model PATH --factor 2 --guidance 7 --prompt "..."
+Four times the zoo's size:
+    python recipes/highres_image.py --out runs/highres
+The zoo's UNet, three times:
+    python recipes/highres_image.py --model shapes-unet --factor 3
+SDXL at 2048 x 2048 on two GPUs:
+    python recipes/highres_image.py --model stabilityai/stable-diffusion-xl-base-1.0 --factor 2 --guidance 5 --steps 50
+    --dtype float16 --nproc 2 --prompt "a lighthouse at dusk" --out runs/dusk
+PixArt-Sigma at 2048 x 2048:
+    python recipes/highres_image.py --model PixArt-alpha/PixArt-Sigma-XL-2-1024-MS --factor 2 --guidance 3 --steps 20
+    --dtype float16 --nproc 2 --prompt "a lighthouse at dusk" --out runs/dusk
 
 The patches need a lower guidance scale than usual, since each of them is painted for the whole prompt.
 """
@@ -23,11 +31,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 import tyro
-from diffusers import DiffusionPipeline
-from diffusers.utils import logging as diffusers_logging
 from PIL import Image
 
 from partsong import ParallelVae, StructureGuidance, zoo
+from partsong.errors import ArgumentError
+from partsong.evals.pictures.sheet import Panel, Row, Tile, draw_sheet
+from partsong.jobs.pipeline_source import find_pipeline
+from partsong.jobs.pipelines import quiet_libraries, read_pipeline
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, mesh_for, parallelize
 from partsong.parallel.ranks.collectives import agree
@@ -39,7 +49,7 @@ from partsong.samplers import generate
 class Config:
     """Holds the knobs of the recipe; every field is also a command-line flag."""
 
-    model: str = "shapes"  # A name of the zoo, or a folder with an image pipeline.
+    model: str = "shapes"  # A name of the zoo, a folder with an image pipeline, or its name on the hub.
     prompt: str = "a red circle left of a blue square"  # What the picture shows.
     out: str = "runs/highres"  # The folder for pictures and report.
     factor: int = 4  # How many times the training size.
@@ -57,18 +67,10 @@ class Config:
 
 
 def load(config: Config) -> Any:
-    """Loads the pipeline: one of the zoo, or any folder."""
-    diffusers_logging.disable_progress_bar()
-    diffusers_logging.set_verbosity_error()
-    dtype = getattr(torch, config.dtype)
-    if config.model in zoo.MODELS:
-        pipe: Any = zoo.load(config.model, dtype)
-    else:
-        pipe = DiffusionPipeline.from_pretrained(
-            config.model, torch_dtype=dtype, local_files_only=True, use_safetensors=True
-        )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    """Loads the pipeline: one of the zoo, a folder, or one from the hub."""
+    quiet_libraries()
+    source = find_pipeline(config.model)
+    return zoo.complete(source.zoo_name, read_pipeline(source.folder, source.pipeline, config.dtype))
 
 
 def call(config: Config, pipe: Any) -> dict[str, Any]:
@@ -95,6 +97,7 @@ def sample_guided(config: Config) -> dict[str, Any]:
     strategies = (StructureGuidance(**knobs), ParallelVae())
     with Mesh(**mesh_for(strategies, config.nproc), timeout=3600.0) as mesh:
         pipe = load(config).to(mesh.device)
+        pipe.set_progress_bar_config(disable=not mesh.is_main)
         with parallelize(pipe, *strategies, mesh=mesh) as plan, Ledger() as ledger:
             start = time.perf_counter()
             image = generate(plan, **call(config, pipe)).images[0]
@@ -107,11 +110,12 @@ def sample_guided(config: Config) -> dict[str, Any]:
     return {"image": image, "plan": explained.splitlines()} | dict(zip(names, columns, strict=True))
 
 
-def sample_plain(config: Config) -> tuple[Image.Image, float]:
+def sample_plain(config: Config) -> dict[str, Any]:
     """Samples the plain pipeline's picture of the same size; also returns its seconds."""
     pipe = load(config).to("cuda" if torch.cuda.is_available() else "cpu")
     start = time.perf_counter()
-    return pipe(**call(config, pipe)).images[0], time.perf_counter() - start
+    image = pipe(**call(config, pipe)).images[0]
+    return {"image": image, "seconds": [time.perf_counter() - start]}
 
 
 def facts(config: Config, image: Image.Image) -> float | None:
@@ -122,8 +126,14 @@ def facts(config: Config, image: Image.Image) -> float | None:
     return task.facts_read(config.prompt, image.resize((size, size), Image.Resampling.BOX))
 
 
-def seams(image: Image.Image, factor: int) -> float:
-    """Measures how much more neighbouring pixels differ where training sizes meet than elsewhere: 1 without seams."""
+def seams(image: Image.Image, factor: int) -> float | None:
+    """Measures how much more neighbouring pixels differ where training sizes meet than elsewhere: 1 without seams.
+
+    Returns:
+        None for a picture of the training size, in which none meet.
+    """
+    if factor == 1:
+        return None
     pixels = np.asarray(image, dtype=np.float64)
     inside, across = [], []
     for axis in (0, 1):
@@ -134,29 +144,54 @@ def seams(image: Image.Image, factor: int) -> float:
     return float(np.concatenate(across).mean() / np.concatenate(inside).mean())
 
 
+def measured(config: Config, image: Image.Image) -> dict[str, Any]:
+    """Returns what is measured of a picture."""
+    return {"facts_read": facts(config, image), "border_jump_ratio": seams(image, config.factor)}
+
+
+def done_before(config: Config) -> dict[str, dict[str, Any]]:
+    """Returns what the report says of pictures that a run before this one has finished, by name.
+
+    Raises:
+        ArgumentError: the folder holds pictures of other settings.
+    """
+    path = Path(config.out) / "report.json"
+    if not path.exists():
+        return {}
+    before = json.loads(path.read_text(encoding="utf-8"))
+    other = [name for name, value in asdict(config).items() if before["config"].get(name) != value]
+    if set(other) - {"out", "nproc"}:
+        raise ArgumentError(f"{config.out} holds pictures with another {', '.join(other)}; give another --out")
+    return before["pictures"]
+
+
 def main() -> None:
     """Runs the recipe."""
     config = tyro.cli(Config, description=cast("str", __doc__).splitlines()[0])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
-    report = launch(sample_guided, config.nproc, config)
-    image = report.pop("image")
-    image.save(out / "guided.png")
-    unguided, seconds = sample_plain(config)
-    unguided.save(out / "plain.png")
-    report |= {
-        "config": asdict(config),
-        "size": list(image.size),
-        "seconds_plain": seconds,
-        "facts_read": facts(config, image),
-        "facts_read_plain": facts(config, unguided),
-        "border_jump_ratio": seams(image, config.factor),
-        "border_jump_ratio_plain": seams(unguided, config.factor),
-    }
-    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    logging.info("%s", json.dumps({key: value for key, value in report.items() if key not in ("config", "plan")}))
+    rows = done_before(config)
+    for name in ("guided", "plain"):
+        if name in rows:
+            logging.info("%s.png is there already", name)
+            continue
+        row = launch(sample_guided, config.nproc, config) if name == "guided" else sample_plain(config)
+        image = row.pop("image")
+        image.save(out / f"{name}.png")
+        rows[name] = {"size": list(image.size), **row, **measured(config, image)}
+        filed = {"config": asdict(config), "pictures": rows}
+        (out / "report.json").write_text(json.dumps(filed, indent=1) + "\n", encoding="utf-8")
+        logging.info("%s: %s", name, json.dumps({key: value for key, value in rows[name].items() if key != "plan"}))
+    tiles = [
+        Tile(pixels=np.asarray(Image.open(out / f"{name}.png")), label=f"{name}, {max(row['seconds']):.1f} s")
+        for name, row in rows.items()
+    ]
+    draw_sheet(config.model, [Panel(title=config.prompt, rows=[Row(tiles=tiles)])]).save(out / "sheet.png")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ArgumentError as error:
+        raise SystemExit(f"error: {error}") from None

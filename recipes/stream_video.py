@@ -1,9 +1,14 @@
 """Streams a video without end from a causal model, one rank per denoising step, into a file that plays at any time.
 
-Ctrl-C stops it: all ranks finish the current block, the file is closed, and the speed is reported.
+Ctrl-C stops it: all ranks finish the current block, the file is closed, a sheet of frames is drawn beside it, and the
+speed is reported. With --journal a stream that was stopped, or killed, goes on from its last block when it is started
+again; it writes the same frames from the first on, since a video file cannot be continued.
 
-The zoo's causal model:  python recipes/stream_video.py --nproc 2
-A real one:              python recipes/stream_video.py --model PATH --nproc 4 --steps 4 --guidance 1 --prompt "..."
+The zoo's causal model:
+    python recipes/stream_video.py --nproc 2
+A causal model in a folder of yours, four GPUs:
+    python recipes/stream_video.py --model PATH --nproc 4 --steps 4 --guidance 1 --dtype bfloat16
+    --prompt "a lighthouse at dusk" --out runs/dusk.mp4 --journal runs/dusk
 
 The model's transformer must be causal: ``num_frame_per_block`` of 2 or more in its configuration.
 """
@@ -19,10 +24,12 @@ from typing import Any
 
 import torch
 import tyro
-from diffusers import DiffusionPipeline
-from diffusers.utils import logging as diffusers_logging
 
 from partsong import TimestepPipeline, zoo
+from partsong.evals.pictures.sheet import Panel, Row, Tile, draw_sheet
+from partsong.jobs.pipeline_source import find_pipeline
+from partsong.jobs.pipelines import quiet_libraries, read_pipeline
+from partsong.outputs import rgb_bytes
 from partsong.parallel import Mesh, parallelize
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.launch import launch
@@ -30,7 +37,7 @@ from partsong.parallel.ranks.mesh import AXES
 from partsong.samplers import stream
 from partsong.samplers.long_video.causal_block import causal_block
 from partsong.samplers.long_video.frame_counts import temporal_factor
-from partsong.videos import VideoWriter
+from partsong.videos import FrameSample, VideoWriter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +47,11 @@ class Config:
     prompt: str = "a small blue square moves up"
     """What the video shows."""
     model: str = "motion-causal"
-    """A name of the zoo, or a diffusers folder with a causal model."""
+    """A name of the zoo, a diffusers folder with a causal model, or its name on the hub."""
     out: Path = Path("runs/stream.mp4")
     """The video to write, or a name without an ending for a folder of pictures."""
+    journal: Path | None = None
+    """A folder for the progress, from which a stream that was stopped goes on."""
     nproc: int = 2
     """How many ranks there are."""
     blocks: int = 1_000_000
@@ -70,39 +79,36 @@ class Config:
 def on_rank(config: Config) -> dict[str, float]:
     """Streams on this rank until Ctrl-C is pressed; returns the number of frames and the seconds."""
     stopped: list[int] = []
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     signal.signal(signal.SIGINT, lambda *_: stopped.append(1))  # the current block is finished first
-    diffusers_logging.set_verbosity_error()
-    diffusers_logging.disable_progress_bar()
+    quiet_libraries()
     torch.set_num_threads(1 if config.nproc > 1 else torch.get_num_threads())
-    dtype = getattr(torch, config.dtype)
     with Mesh(stage=config.nproc, timeout=3600.0) as mesh:
-        row: zoo.ZooModel | None = zoo.MODELS.get(config.model)
-        if row is None:
-            pipe: Any = DiffusionPipeline.from_pretrained(config.model, torch_dtype=dtype, local_files_only=True)
-        else:
-            pipe = zoo.load(row.name, dtype)
+        source = find_pipeline(config.model)
+        pipe = zoo.complete(source.zoo_name, read_pipeline(source.folder, source.pipeline, config.dtype))
         chosen = {"num_inference_steps": config.steps, "guidance_scale": config.guidance}
         chosen |= {"height": config.height, "width": config.width}
-        named: dict[str, Any] = {} if row is None else dict(row.defaults)
+        named: dict[str, Any] = dict(source.defaults)
         named |= {name: value for name, value in chosen.items() if value is not None}
         named |= {"prompt": config.prompt, "generator": torch.Generator().manual_seed(config.seed)}
         latent_frames = config.blocks * causal_block(pipe.transformer)
         named |= {"num_frames": (latent_frames - 1) * (temporal_factor(pipe) or 1) + 1, "output_type": "np"}
         knobs = TimestepPipeline(window=config.window, sink=config.sink)
         with parallelize(pipe.to(mesh.device), knobs, mesh=mesh) as plan:
-            return _write(config, mesh, stream(plan, **named), stopped)
+            return _write(config, mesh, stream(plan, journal=config.journal, **named), stopped)
 
 
 def _write(config: Config, mesh: Mesh, parts: Any, stopped: list[int]) -> dict[str, float]:
     writer = VideoWriter(config.out, fps=config.fps) if mesh.is_main else None
-    start, first, everyone = time.perf_counter(), 0.0, mesh.axis(*AXES)
+    start, first, everyone, shown = time.perf_counter(), 0.0, mesh.axis(*AXES), FrameSample(18)
     try:
         for number, part in enumerate(parts):
             if writer is not None:
                 writer.append(part.frames[0])
+                shown.append(rgb_bytes(frame) for frame in part.frames[0])
                 first = first or time.perf_counter() - start
-            if number % 4 == 0:
-                logging.info("%d blocks, %.1f s", number + 1, time.perf_counter() - start)
+            if number % 4 == 0 and writer is not None:
+                logging.info("%d frames, %.1f s", writer.frames, time.perf_counter() - start)
             # All ranks stop after the same block, whichever of them got the signal.
             if any(row[0] for row in agree(everyone, [float(len(stopped))], name="whether to stop")):
                 break
@@ -112,7 +118,18 @@ def _write(config: Config, mesh: Mesh, parts: Any, stopped: list[int]) -> dict[s
             writer.close()
     seconds = time.perf_counter() - start
     frames = writer.frames if writer is not None else 0
+    if frames:
+        draw_sheet(config.prompt, [_panel(shown, frames, seconds)]).save(
+            config.out.with_name(f"{config.out.stem}-sheet.png")
+        )
     return {"frames": frames, "seconds": seconds, "frames_per_second": frames / seconds, "first_frame_seconds": first}
+
+
+def _panel(shown: FrameSample, frames: int, seconds: float) -> Panel:
+    pairs = zip(shown.frames, shown.numbers, strict=True)
+    tiles = [Tile(pixels=frame, label=f"frame {number}") for frame, number in pairs]
+    rows = [Row(tiles=tiles[start : start + 6]) for start in range(0, len(tiles), 6)]
+    return Panel(title=f"{frames} frames in {seconds:.1f} s", rows=rows)
 
 
 def main() -> None:
