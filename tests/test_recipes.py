@@ -56,8 +56,8 @@ def test_a_long_video_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert not (tmp_path / "killed" / "report.json").exists()
     for folder in ("killed", "whole"):
         ran("long_video", *asked, "--out", tmp_path / folder)
-    shown = [np.asarray(Image.open(tmp_path / folder / "dual.png")) for folder in ("killed", "whole")]
-    assert np.array_equal(*shown) and (tmp_path / "killed" / "sheet.png").exists()
+    first, second = (np.asarray(Image.open(tmp_path / folder / "dual.png")) for folder in ("killed", "whole"))
+    assert np.array_equal(first, second) and (tmp_path / "killed" / "sheet.png").exists()
     assert "dual is done already" in ran("long_video", *asked, "--out", tmp_path / "whole")
     other = subprocess.run(
         command("long_video", *asked, "--out", tmp_path / "whole", "--seed", 1), capture_output=True, text=True
