@@ -83,8 +83,12 @@ def held(model: Any) -> tuple[int, int]:
     """Bytes of a model's weights here, and of what a call leaves: logits, and keys and values."""
     out = model(IDS, use_cache=True)
     kept = [each for layer in out.past_key_values.layers for each in (layer.keys, layer.values)]
-    weights = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in model.parameters()]
-    return sum(weight.nbytes for weight in weights), sum(each.nbytes for each in (out.logits, *kept))
+    # torch gives every rank memory for as many rows as the first one has, and the last ones use fewer.
+    weights = [
+        weight.to_local().untyped_storage().nbytes() if isinstance(weight, DTensor) else weight.nbytes
+        for weight in model.parameters()
+    ]
+    return sum(weights), sum(each.nbytes for each in (out.logits, *kept))
 
 
 @torch.no_grad()
