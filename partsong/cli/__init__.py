@@ -115,8 +115,9 @@ def _start_sooner(options: Any) -> None:
     """Leaves out libraries that neither this process, which ends with the command, nor its ranks will need."""
     if not isinstance(options, (Planning, Image, Video)):
         return
-    folder = zoo.MODELS[options.model].folder if options.model in zoo.MODELS else Path(options.model)
-    folder = folder if folder.is_dir() else None
+    named = options.model or ""  # without one, `plan` reads the settings of published models
+    folder = zoo.MODELS[named].folder if named in zoo.MODELS else Path(named) if named else None
+    folder = folder if folder is not None and folder.is_dir() else None
     if folder is not None and next(folder.rglob("adapter_config.json"), None) is None:
         leave_out("peft")  # diffusers imports it for adapters, which these commands never load
     elif folder is None and isinstance(options, Planning):

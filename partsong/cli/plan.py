@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from partsong.cli.plan_all import overview, overview_summary
 from partsong.cli.planning_options import Calibrating, PlannerEval, Planning
 from partsong.cli.ranks import refuse_torchrun, under_torchrun
 from partsong.cli.table import table
@@ -43,8 +44,10 @@ def _planned(options: Planning) -> dict[str, Any]:
     from partsong.planner.recommend import advise
 
     start = time.perf_counter()
+    if options.model is None:
+        return overview(options, *_machine(options))
     if (text := text_model_for(options.model)) is not None:
-        return _planned_text(options, text, start)
+        return _planned_text(options, options.model, text, start)
     if options.prompt is not None:
         raise ArgumentError(f"--prompt is for language models, and {options.model} is none; leave it out")
     if options.plot is not None:
@@ -81,20 +84,18 @@ def _result(options: Planning, machine: Any, source: str, start: float, advice: 
     }
 
 
-def _planned_text(options: Planning, model: Any, start: float) -> dict[str, Any]:
+def _planned_text(options: Planning, name: str, model: Any, start: float) -> dict[str, Any]:
     from partsong.jobs.planning import paste_text
     from partsong.planner.texts import plan_texts
 
     pictures = {"height": None, "width": None, "frames": None, "steps": None, "plot": None, "max_drift": 0.0}
-    if given := [f"--{name.replace('_', '-')}" for name, usual in pictures.items() if getattr(options, name) != usual]:
-        raise ArgumentError(
-            f"{', '.join(given)}: {options.model} is a language model, which takes --prompt and --batch"
-        )
+    if given := [f"--{key.replace('_', '-')}" for key, usual in pictures.items() if getattr(options, key) != usual]:
+        raise ArgumentError(f"{', '.join(given)}: {name} is a language model, which takes --prompt and --batch")
     machine, source = _machine(options)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1024
     prompt = options.prompt or min(1024, context - 1)
     if prompt >= context:
-        raise ArgumentError(f"--prompt {prompt}: {options.model} has {context} positions; use at most {context - 1}")
+        raise ArgumentError(f"--prompt {prompt}: {name} has {context} positions; use at most {context - 1}")
     advice = plan_texts(model, machine, prompt=prompt, rows=options.batch)
     best = advice.choice
     strategy, ranks = ("serial", 1) if best is None else (best.strategy, best.ranks)
@@ -102,7 +103,7 @@ def _planned_text(options: Planning, model: Any, start: float) -> dict[str, Any]
     return _result(options, machine, source, start, advice, strategy) | {
         "prompt_tokens": prompt,
         "rows": [_text_row(each) for each in sorted(estimates, key=lambda each: each.seconds)],
-        "paste": [] if best is None else paste_text(options.model, strategy, ranks),
+        "paste": [] if best is None else paste_text(name, strategy, ranks),
     }
 
 
@@ -164,6 +165,8 @@ def _text_row(row: Any) -> dict[str, Any]:
 
 def plan_summary(result: dict[str, Any]) -> str:
     """Returns a sentence, a table of the best mixes, and lines to paste."""
+    if result["model"] is None:
+        return overview_summary(result)
     if "prompt_tokens" in result:
         return _text_summary(result)
     lines = [("seconds", "likely", "GB", "GB sent", "class", "strategy")]

@@ -17,9 +17,10 @@ __all__ = ["Calibrating", "PlannerEval", "Planning"]
 class Planning(Common):
     """Predict time, memory and bytes of every legal mix of strategies, and say which one to use."""
 
-    model: Annotated[str, tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[str | None, tyro.conf.arg(metavar="MODEL")] = None
     """A published model such as flux-dev (an unknown name lists them), a zoo name, or a folder: of diffusers, or of a
-    language model, of which config.json is enough."""
+    language model, of which config.json is enough. If not given, all published models are planned, which takes minutes
+    the first time."""
     gpus: Annotated[str | None, tyro.conf.arg(metavar="NxNAME")] = None
     """How many devices of which kind, such as 4x4090; if not given, this machine as `partsong calibrate` has
     measured it."""

@@ -11,6 +11,7 @@ import pytest
 from partsong import CfgParallel, EncodeOnce
 from partsong.jobs.planning import paste, subject_for
 from partsong.parallel.ranks.launch import launch
+from partsong.planner import models
 from partsong.planner.machines import machine_named
 from partsong.planner.recommend import advise
 from tests.parallel import loading_worker
@@ -80,3 +81,25 @@ def test_support_of_a_published_model(name: str, capsys: pytest.CaptureFixture[s
         assert run("list", "support", asked) == 0
         shown.append(capsys.readouterr().out)
     assert shown[0] == shown[1] and "Ulysses" in shown[0]
+
+
+@pytest.mark.full
+def test_without_a_model_every_published_one_has_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {name: models.MODELS[name] for name in ("sd-1.5", "pixart-sigma")}
+    monkeypatch.setattr(models, "MODELS", few)
+    assert run("plan", "--gpus", "2x4090", "--memory", "3", "--json", tmp_path / "plan.json") == 0
+    result = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    one, other = result["rows"]
+    assert (one["model"], one["fits"], other["model"], other["fits"]) == ("sd-1.5", True, "pixart-sigma", False)
+    advice = advise(models.subject_named("sd-1.5"), machine_named("2x4090", "pcie4", memory=3e9))
+    assert (one["strategy"], one["seconds"]) == (advice.choice.strategy, advice.choice.seconds)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("1 of 2 published models fit on 2x 4090, pcie4")
+    assert lines[4].split()[:2] == ["pixart-sigma", "-"] and lines[4].endswith("does not fit")
+
+
+def test_options_of_one_model_need_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", "--gpus", "2x4090", "--height", "512") == 2
+    assert "--height: give --model, too" in capsys.readouterr().err
