@@ -112,7 +112,7 @@ def test_rocm_tries_flash_first_and_triton_by_name_only(monkeypatch: pytest.Monk
 
 def _names(kind: str) -> list[str]:
     """Lists the kernels that a call on a device of this kind tries."""
-    asked: Any = SimpleNamespace(q=SimpleNamespace(device=torch.device(kind), is_cuda=False))
+    asked: Any = SimpleNamespace(mask=None, q=SimpleNamespace(device=torch.device(kind), is_cuda=False))
     return [row.name for row in dispatch._candidates(asked)[0]]
 
 

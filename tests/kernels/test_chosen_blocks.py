@@ -9,7 +9,7 @@ import torch
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.kernels import Causal, ChosenBlocks, Segment, attention, force_backend
-from partsong.kernels.backends import chosen_blocks
+from partsong.kernels.backends import chosen_blocks, flex
 from partsong.kernels.call import Call
 from tests.kernels.oracle import TOLERANCE, difference, inputs, oracle
 
@@ -82,6 +82,12 @@ def test_only_chosen_blocks_are_computed(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(chosen_blocks.cpu_flash, "run", counted)
     attention(q, k, v, mask=ChosenBlocks(chosen, 8))
     assert sum(made) == int(chosen.sum()) * 8 * 8
+
+
+@pytest.mark.parametrize(("size", "side"), [(64, 64), (128, None), (256, None), (96, 32), (48, 16)])
+def test_tiles_of_a_gpu_fit_into_blocks(size: int, side: int | None) -> None:
+    found = flex._kernel_options(ChosenBlocks(torch.ones(1, 1, 1, 1, dtype=torch.bool), size))
+    assert found == (None if side is None else {"BLOCK_M": side, "BLOCK_N": side})
 
 
 def test_without_values_it_gives_shapes() -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ _CUDA_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MIN_HEAD_SIZE = 16
 #: Queries and keys per tile of a block mask; what flex_attention itself takes.
 TILE = 128
+#: Smallest side of the tiles that its CUDA kernel multiplies.
+MIN_SIDE = 16
 #: Graphs of one function that are kept: dtypes x head sizes x masks x biases, each with fixed and with free lengths.
 MAX_GRAPHS = 256
 
@@ -62,6 +65,8 @@ def supports(call: Call) -> tuple[bool, str]:
     least = MIN_HEAD_SIZE if q.is_cuda else 1
     if q.shape[3] < least:
         return False, f"its head size is at least {least}, found {q.shape[3]}"
+    if q.is_cuda and isinstance(call.mask, ChosenBlocks) and _side(call.mask) < MIN_SIDE:
+        return False, f"on CUDA blocks are multiples of {MIN_SIDE}, found {call.mask.size}"
     if call.needs_gradient:
         return False, "an input requires a gradient, which this backend does not give (use torch.no_grad())"
     return True, f"torch's flex_attention, {'compiled' if q.is_cuda else 'uncompiled'}"
@@ -91,9 +96,22 @@ def _attend_segment(call: Call) -> tuple[Tensor, Tensor]:
             block_mask=None if call.mask is None else _block_mask(call.mask, call.segments[0], q),
             scale=call.scale,
             enable_gqa=q.shape[1] != k.shape[1],
+            kernel_options=_kernel_options(call.mask) if q.is_cuda else None,
             return_aux=AuxRequest(lse=True),
         )
     return out, auxiliary.lse.contiguous()
+
+
+def _side(mask: ChosenBlocks) -> int:
+    """Returns the side of the kernel's tiles, of which a block holds a whole number."""
+    return math.gcd(mask.size, TILE // 2)
+
+
+def _kernel_options(mask: Mask | None) -> dict[str, int] | None:
+    """Returns sides of tiles where its own choice, of up to `TILE`, need not fit into a block."""
+    if not isinstance(mask, ChosenBlocks) or mask.size % TILE == 0:
+        return None
+    return {"BLOCK_M": _side(mask), "BLOCK_N": _side(mask)}
 
 
 @functools.cache
