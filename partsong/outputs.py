@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PSNR_OF_EQUAL",
+    "check_image_name",
     "check_writable",
     "max_abs_diff",
     "psnr",
@@ -67,25 +68,48 @@ def _is_written_through(target: Path) -> bool:
     return target.exists() and (not target.is_file() or any(target.is_relative_to(root) for root in ("/dev", "/proc")))
 
 
-def save_image(image: Any, path: str | os.PathLike[str]) -> Path:
-    """Writes one image as PNG and returns its path.
+#: How images are written, by the ending of the file; JPEG alone loses something.
+_IMAGE_FORMATS: dict[str, dict[str, Any]] = {
+    ".png": {"format": "PNG"},
+    ".webp": {"format": "WEBP", "lossless": True},
+    ".jpg": {"format": "JPEG", "quality": 95},
+    ".jpeg": {"format": "JPEG", "quality": 95},
+}
+
+
+def check_image_name(path: str | os.PathLike[str]) -> Path:
+    """Returns the path of an image, whose ending says how it is written.
 
     Raises:
-        ArgumentError: the name does not end in .png, the place is not writable, or values lie outside [0, 1].
+        ArgumentError: it has another ending than .png, .webp, .jpg and .jpeg.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in _IMAGE_FORMATS:
+        raise ArgumentError(f"images are written as {', '.join(_IMAGE_FORMATS)}, not {target.name}")
+    return target
+
+
+def save_image(image: Any, path: str | os.PathLike[str]) -> Path:
+    """Writes one image as its name says and returns its path: .png or .webp, in which nothing is lost, .jpg or .jpeg.
+
+    Raises:
+        ArgumentError: another ending, the place is not writable, values lie outside [0, 1], or transparency for JPEG.
         ArgumentTypeError: `image` is of another kind than those above.
     """
     from PIL import Image
 
-    if Path(path).suffix.lower() != ".png":
-        raise ArgumentError(f"images are written as PNG (nothing is lost); name the file *.png, not {Path(path).name}")
+    how = _IMAGE_FORMATS[check_image_name(path).suffix.lower()]
     target = check_writable(path)
+    picture = Image.fromarray(_to_bytes(image))
+    if how["format"] == "JPEG" and picture.mode == "RGBA":
+        raise ArgumentError(f"{target.name}: JPEG has no transparency; name the file *.png")
     with _replace_when_complete(target) as file:
-        Image.fromarray(_to_bytes(image)).save(file, format="PNG")
+        picture.save(file, **how)
     return target
 
 
 def save_images(images: Sequence[Any], path: str | os.PathLike[str]) -> list[Path]:
-    """Writes images as PNG: one under `path` itself, several as ``name-000.png``, ``name-001.png``, ...
+    """Writes images: one under `path` itself, several as ``name-000.png``, ``name-001.png``, ...
 
     Returns:
         The paths, in order. Raises as `save_image` does.

@@ -88,7 +88,10 @@ REFUSED = {
     "no ranks": (["image", CAPTION, "--nproc", 0], "--nproc 0: use a positive integer"),
     "no steps": (["image", CAPTION, "--steps", 0], "--steps 0"),
     "negative seed": (["image", CAPTION, "--seed", -1], "seed"),
-    "not a PNG": (["image", CAPTION, "--out", "x.jpg"], "PNG"),
+    "not a picture": (
+        ["image", CAPTION, "--out", "x.bmp"],
+        "images are written as .png, .webp, .jpg, .jpeg, not x.bmp",
+    ),
     "place that cannot be written": (["image", CAPTION, "--out", "/proc/x.png"], "/proc/x.png"),
     "JSON place": (["image", CAPTION, "--json", "/proc/x.json"], "/proc/x.json"),
     "unknown strategy": (["image", CAPTION, "--strategy", "ulises"], "displaced-patch"),

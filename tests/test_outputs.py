@@ -48,6 +48,15 @@ def test_save_grey_and_alpha(shape, tmp_path) -> None:
     assert np.asarray(Image.open(path)).shape == (shape if shape[-1] == 4 else shape[:2])
 
 
+@pytest.mark.parametrize(("ending", "lost"), [("webp", 0), ("WEBP", 0), ("jpg", 40), ("jpeg", 40)])
+def test_the_ending_says_how_an_image_is_written(ending: str, lost: int, tmp_path) -> None:
+    pixels = (np.linspace(0, 1, 16 * 16 * 3).reshape(16, 16, 3) * 255).round().astype(np.uint8)
+    path = outputs.save_image(pixels, tmp_path / f"a.{ending}")
+    with Image.open(path) as image:
+        assert image.format == {"w": "WEBP", "j": "JPEG"}[ending[0].lower()]
+        assert np.abs(np.asarray(image.convert("RGB")).astype(int) - pixels).max() <= lost
+
+
 def test_palette_images_keep_their_colours(tmp_path) -> None:
     image = Image.fromarray(np.zeros((4, 4, 3), np.uint8) + np.uint8(200)).convert("P")
     path = outputs.save_image(image, tmp_path / "a.png")
@@ -68,8 +77,10 @@ def test_images_that_cannot_be_saved(tmp_path) -> None:
     for bad in (np.zeros((4, 4, 3), np.int64), "a picture", None):
         with pytest.raises(ArgumentTypeError):
             outputs.save_image(bad, tmp_path / "a.png")
-    with pytest.raises(ArgumentError, match="PNG"):
-        outputs.save_image(picture(), tmp_path / "a.jpg")
+    with pytest.raises(ArgumentError, match="written as .png, .webp, .jpg, .jpeg, not a.bmp"):
+        outputs.save_image(picture(), tmp_path / "a.bmp")
+    with pytest.raises(ArgumentError, match="JPEG has no transparency"):
+        outputs.save_image(np.full((4, 4, 4), 0.5), tmp_path / "a.jpg")
     assert os.listdir(tmp_path) == []
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from partsong import Ring, launch, predict
+from partsong.cli import main
 from partsong.planner import MODELS
 from partsong.planner.calls import Size
 from partsong.zoo import MODELS as ZOO
@@ -61,3 +64,25 @@ def test_readme_example_runs_with_a_small_model(tmp_path: Path, torchrun: bool) 
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
     assert result.returncode == 0, result.stderr[-2000:]
     assert "over 2 ranks (ring)" in result.stdout and "rank 1 sends" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern", "num"),
+    [("README.md", r'partsong think "([^"]+)=\?" --model sums', 16), ("docs/serve.md", r'"content": "([^"]+)"', 8)],
+)
+def test_thinking_examples_are_answered_rightly(page: str, pattern: str, num: int, tmp_path: Path) -> None:
+    asked = re.findall(pattern, (ROOT / page).read_text(encoding="utf-8"))
+    assert asked
+    for sum_ in asked:
+        out, strategy = tmp_path / "result.json", f"self-consistency:num={num}"
+        with pytest.raises(SystemExit, match="0"):
+            main(["think", f"{sum_}=?", "--model", "sums", "--json", str(out), "--strategy", strategy])
+        result = json.loads(out.read_text(encoding="utf-8"))
+        first, second = sorted(result["details"]["shares"].values(), reverse=True)[:2]
+        # By more than rounding on another processor could change.
+        assert result["answer"] == str(value_of(sum_)) and first >= 2 * second
+
+
+def value_of(text: str) -> int:
+    """What a sum of whole numbers comes to."""
+    return sum(int(number) for number in re.findall(r"[+-]?\d+", text))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from partsong.cli.arguments import read_arguments
@@ -11,8 +10,8 @@ from partsong.cli.options import Image
 from partsong.cli.ranks import num_ranks, prepare_ranks, run_on_ranks
 from partsong.cli.sampling import check_sampling, comparison_lines, job_fields, make_result
 from partsong.cli.tiles import tiles_image
-from partsong.errors import ArgumentError
 from partsong.jobs.pipeline_source import class_number, find_pipeline
+from partsong.outputs import check_image_name
 
 __all__ = ["image", "summary"]
 
@@ -52,6 +51,5 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def _check(options: Image) -> None:
-    if Path(options.out).suffix.lower() != ".png":
-        raise ArgumentError(f"--out {options.out}: images are written as PNG; name the file *.png")
+    check_image_name(options.out)
     check_sampling(options)

@@ -49,7 +49,7 @@ class Image(Sampling):
     num_images: Positive = 1
     """How many images of the prompt; image i does not depend on the number of images or ranks."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "partsong.png"
-    """PNG file to write; several images are numbered."""
+    """Picture to write: .png or .webp, in which nothing is lost, or .jpg; several are numbered."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,6 +139,8 @@ def summary(result: dict[str, Any]) -> str:
         kept = result["tokens_drafted"] - result["tokens_rejected"]
         lines.append(f"{result['tokens_drafted']} tokens guessed ahead, {kept} of them right")
     why = {"decided": "no missing vote could change the answer", "confident": "the votes were clear enough"}
+    if share := (result["details"].get("shares") or {}).get(result["answer"]):
+        lines.append(f"{share:.0%} of the votes are for this answer")
     if result["answer"] is None and result["text"].strip() and not result["details"].get("hint"):
         lines.append("no answer of the kind that --extract looks for was found, so the text is printed as it is")
     if result["stopped"] == "budget":

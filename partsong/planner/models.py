@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from partsong.errors import ArgumentError
+from partsong.knobs import did_you_mean
 from partsong.model_folders import read_settings
 from partsong.planner.calls import CALLS, Call
 from partsong.planner.subject import Autoencoder, Encoder, Subject
@@ -146,7 +147,8 @@ def subject_named(name: str) -> Subject:
         ArgumentError: an unknown name; lists the known ones.
     """
     if name not in MODELS:
-        raise ArgumentError(f"no model {name!r} is known to the planner; the known ones are {', '.join(MODELS)}")
+        known = f"the known ones are {', '.join(MODELS)}{did_you_mean(name, MODELS)}"
+        raise ArgumentError(f"no model {name!r} is known to the planner; {known}")
     return MODELS[name].built()
 
 
