@@ -14,10 +14,11 @@ from diffusers.models.transformers import transformer_kandinsky
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from partsong import DisplacedPatch, Ring, SyncPatch, TokenRing, Ulysses, Usp
+from partsong import ClipParallel, DisplacedPatch, PatchPipeline, Ring, SyncPatch, TokenRing, Ulysses, Usp
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.exchange import ulysses
+from partsong.samplers import generate
 from tests.parallel.ranks import error, gathered, on_first, refusal, staying_connected
 from tests.pipelines.cases import CASES
 
@@ -34,6 +35,8 @@ REFUSED: dict[str, Strategy] = {
     "DisplacedPatch": DisplacedPatch(),
     "SyncPatch": SyncPatch(),
     "TokenRing": TokenRing(),
+    "PatchPipeline": PatchPipeline(),
+    "ClipParallel": ClipParallel(),
 }
 
 
@@ -111,8 +114,10 @@ def refusals() -> dict[str, list[str]]:
     """What each strategy without a form says, and what a video of too few blocks is told."""
     found = {}
     for name, strategy in (REFUSED | {"one block": Ulysses()}).items():
-        with Mesh(**mesh_for((strategy,), 2)) as mesh, parallelize(pipe := pipe_of(), strategy, mesh=mesh):
+        with Mesh(**mesh_for((strategy,), 2)) as mesh, parallelize(pipe := pipe_of(), strategy, mesh=mesh) as plan:
             small = {"width": 128, "num_frames": 1} if name == "one block" else {}
             pipe.resolutions = [(small.get("width", SIZE["width"]), SIZE["height"])]
-            found[name] = gathered(refusal(partial(call, pipe, **small)))
+            found[name] = gathered(
+                refusal(partial(call, pipe if plan.loop is None else partial(generate, plan), **small))
+            )
     return found

@@ -132,7 +132,9 @@ class SequenceParallel(TokenCuts):
 
     def takes(self, argument: str) -> bool:
         """Says whether it has a form for an argument: for the choice of blocks where all its stages have one."""
-        return argument == self.adapter.block_choice and all(stage.takes_blocks for stage in self.stages)
+        # Kinds of it attend in ways of their own, which know nothing of blocks.
+        chains = type(self) is SequenceParallel and bool(self.stages)
+        return chains and argument == self.adapter.block_choice and all(stage.takes_blocks for stage in self.stages)
 
     def begin_forward(self, sample: Any) -> None:
         """Forgets the token counts of the last call, and its masks."""

@@ -54,6 +54,7 @@ class HeadDealer:
         self._orders: dict[int, list[int]] = {}
         self._sent: dict[int, tuple[Pending, Tensor]] = {}
         self._asked: set[int] = set()
+        self._places: dict[int, tuple[list[int], Tensor, Tensor]] = {}
 
     def order(self, layer: int, heads: int) -> list[int]:
         """Returns the heads in the order in which ranks take them."""
@@ -64,6 +65,14 @@ class HeadDealer:
         if len(order) != heads:  # the layer's first call, or another model's
             order = self._orders[layer] = list(range(heads))
         return order
+
+    def places(self, layer: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Returns the last `order` as indices on a device, and those that undo it; made once for an order."""
+        order = self._orders[layer]
+        if layer not in self._places or self._places[layer][0] != order:
+            back = sorted(range(len(order)), key=order.__getitem__)
+            self._places[layer] = order, torch.tensor(order, device=device), torch.tensor(back, device=device)
+        return self._places[layer][1:]
 
     def send(self, layer: int, work: Tensor) -> None:
         """Sends what this rank's heads were as work, int32 `[heads]`, in the order of the last `order`."""

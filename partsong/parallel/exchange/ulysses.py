@@ -96,10 +96,13 @@ class UlyssesStage(Stage):
         """Runs a call in which blocks of keys are chosen, with heads distributed by their work."""
         rule, heads = call.rule, call.q.shape[1]
         assert rule is not None
-        order, work = list(range(heads)), list[Tensor]()
+        work, places = list[Tensor](), None
         if is_dealt := call.k.shape[1] == heads:  # groups of heads that share keys stay where they are
             order = self._dealer.order(call.layer, heads)
-            call = replace(call, q=call.q[:, order], k=call.k[:, order], v=call.v[:, order])
+            if order != list(range(heads)):
+                places = self._dealer.places(call.layer, call.q.device)
+                q, k, v = (x.index_select(1, places[0]) for x in (call.q, call.k, call.v))
+                call = replace(call, q=q, k=k, v=v)
 
         def attend(part: AttentionCall) -> Tensor:
             chosen = rule.choose(rule.means(part.q), rule.means(part.k))
@@ -107,10 +110,9 @@ class UlyssesStage(Stage):
             return inner(replace(part, chosen=chosen))
 
         out = self._run(call, attend)
-        if not is_dealt:
-            return out
-        self._dealer.send(call.layer, torch.cat(work))
-        return out[:, [order.index(head) for head in range(heads)]]
+        if is_dealt:
+            self._dealer.send(call.layer, torch.cat(work))
+        return out if places is None else out.index_select(1, places[1])
 
     def _run(self, call: AttentionCall, inner: Inner) -> Tensor:
         (batch, heads, length, dim), size = call.q.shape, self.axis.size

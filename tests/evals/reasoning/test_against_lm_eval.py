@@ -62,7 +62,6 @@ EQUAL = (("\\frac{3}{4}", "$0.75$"), ("x^2+2x+1", "$(x+1)^2$"), ("2\\sqrt{2}", "
 @cache
 def grade_school_task() -> Any:
     """lm-eval's task with its own filters and metric, on no data of the hub."""
-    pytest.importorskip("lm_eval")
     from lm_eval import tasks
     from lm_eval.api.task import ConfigurableTask
 
@@ -108,7 +107,6 @@ def test_a_number_counts_however_it_is_spelled(text: str, row: dict[str, str], t
 
 @pytest.mark.parametrize(("text", "is_right"), CONTESTS)
 def test_contests(text: str, is_right: bool, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval")
     theirs = importlib.import_module("lm_eval.tasks.aime.utils")
     (tmp_path / "aime-2024.jsonl").write_text(json.dumps(CONTEST))
     (problem,) = load_published("aime-2024", data=tmp_path)
@@ -117,7 +115,6 @@ def test_contests(text: str, is_right: bool, tmp_path: Path) -> None:
 
 def formula(gold: str, text: str, folder: Path) -> tuple[bool, bool]:
     """What is said here, and by lm-eval's task, of an answer in dollar signs."""
-    pytest.importorskip("lm_eval")
     theirs = importlib.import_module("lm_eval.tasks.hendrycks_math.utils")
     path = folder / "rows.jsonl"
     path.write_text(json.dumps({"question": "What is it?", "answer": gold}))
