@@ -46,7 +46,7 @@ LIGHT = """
 import partsong.cli.image, partsong.cli.video, partsong.cli.demo, partsong.cli.serve, partsong.cli.plan
 import partsong.fork_server
 from partsong.cli import main
-for asked in (["--help"], ["image", "a red circle", "--nproc", "2", "--out", "a.jpg"]):
+for asked in (["--help"], ["image", "a red circle", "--nproc", "2", "--out", "a.gif"]):
     try:
         main(asked)
     except SystemExit as ended:
