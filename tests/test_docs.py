@@ -111,6 +111,7 @@ LATER = {
     ("docs/methods/expert-parallel.md", 0): "tests/parallel/test_expert_parallel.py",
     ("docs/methods/hogwild.md", 0): "tests/reasoning/test_hogwild_strategy.py",
     ("docs/scaling-out.md", 0): "tests/parallel/test_shares.py",
+    ("docs/speculation.md", 3): "tests/reasoning/test_saguaro.py",
     ("docs/text.md", 1): "tests/parallel/test_text_models.py",
 }
 

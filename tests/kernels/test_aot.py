@@ -34,6 +34,7 @@ def rows() -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_every_architecture(rows: list[dict[str, Any]]) -> None:
     tried = {row["architecture"] for row in rows}
     assert tried == set(ARCHITECTURES) if covering.FULL else len(tried) > 2

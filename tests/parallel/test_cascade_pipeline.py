@@ -40,6 +40,7 @@ def test_texts_take_over_in_mid_video() -> None:
     assert cascade_worker.definition("serial", told=True) <= 1e-10
 
 
+@pytest.mark.slow
 def test_the_same_bits_on_any_number_of_ranks(alone: dict[str, Any], several: dict[str, Any]) -> None:
     for name, video in several["videos"].items():
         assert torch.equal(alone["videos"][name], video), name

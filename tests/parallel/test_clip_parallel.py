@@ -110,6 +110,7 @@ def matrix(nproc: int) -> dict[Case, dict[str, Any]]:
     return launch(clip_worker.matrix, nproc, nproc, [case for case in CASES if case[0] == nproc])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_equals_the_definition_on_any_number_of_ranks(case: Case) -> None:
     (nproc, label, name, dtype), result = case, matrix(case[0])[case]

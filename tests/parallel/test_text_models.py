@@ -33,6 +33,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nproc", "families", "family", "name"), CASES)
 def test_equals_one_process(nproc: int, families: tuple[str, ...], family: str, name: str) -> None:
     for rank in results(nproc, families):

@@ -29,6 +29,7 @@ def test_every_line_is_read() -> None:
     assert len(LINES) == PAGE.count("| `partsong ") and {line["hub"] for line in LINES} == set(NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

@@ -96,6 +96,7 @@ def remote(server: RunningServer, path: str, named: dict[str, Tensor], unchanged
     return safetensors.torch.load(reply.content)["sample"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["serial", "cfg-parallel", pytest.param("ulysses", marks=pytest.mark.full)])
 def test_the_latents_of_a_session_are_those_of_the_same_loop_in_process(server: RunningServer, strategy: str) -> None:
     with session(server, model="shapes", strategy=strategy) as opened:
