@@ -11,6 +11,7 @@ __all__ = ["PROMISES"]
 _VOTE = "self-consistency:num={}"
 _COUNTDOWNS = "the zoo's `sums` on fresh countdowns"
 _SUMS = "the zoo's `sums` on fresh sums"
+_PROGRAMS = "SmolLM2-135M on 30 problems of HumanEval"
 _TWO = "two processes of one thread each on this machine"
 _PREDICTED = "the planner's count or clock, nothing is computed"
 #: Long videos have five times as many frames as those of training.
@@ -140,6 +141,24 @@ PROMISES: tuple[Promise, ...] = (
         measure=Gain(
             method="particle-gibbs:particles=4,iterations=3", than="particle-filtering:particles=12", family="sum"
         ),
+    ),
+    Promise(
+        method="plan-search",
+        paper="PlanSearch, arXiv 2409.03733",
+        promise="of 200 programs one is right for 77 % of LiveCodeBench's problems, 60.6 % without plans",
+        setting=f"{_PROGRAMS}, four plans, against the best of 4, both by the examples in the prompts",
+        measure=Gain(
+            method="plan-search:observations=4,combine=1,num=4,critique=false",
+            than="best-of-n:num=4",
+            family="humaneval",
+        ),
+    ),
+    Promise(
+        method="edit-test-select (CodeMonkeys)",
+        paper="CodeMonkeys, arXiv 2501.14723",
+        promise="57.4 % of SWE-bench Verified, by edits, tests of its own and a choice among programs",
+        setting=f"{_PROGRAMS}, four programs of two runs each, against the best of 4 by the examples in the prompts",
+        measure=Gain(method="edit-test-select:trajectories=4,iterations=2", than="best-of-n:num=4", family="humaneval"),
     ),
     Promise(
         method="displaced-patch (DistriFusion)",

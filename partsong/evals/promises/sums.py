@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from partsong import zoo
 from partsong.evals.promises.evidence import Effort
-from partsong.evals.reasoning.outcome import Outcome
 from partsong.evals.reasoning.problem import Problem
-from partsong.evals.reasoning.suite import evaluate, greedy
-from partsong.reasoning import Answer, Parameters, Run
+from partsong.reasoning import Answer, Run
 from partsong.reasoning.strategies.beam_search import beam_search
 from partsong.reasoning.strategies.best_of_n import best_of_n
 from partsong.reasoning.strategies.compute_optimal import compute_optimal
@@ -26,7 +21,7 @@ from partsong.reasoning.strategies.particle_gibbs import particle_gibbs
 from partsong.reasoning.strategies.registry import ThinkingMethod, parse_thinking
 from partsong.reasoning.strategies.steps import Trace
 
-__all__ = ["MAX_TOKENS", "MODEL", "answered", "method", "problems", "steps_right"]
+__all__ = ["MAX_TOKENS", "MODEL", "method", "problems", "steps_right"]
 
 MODEL = "sums"
 MAX_TOKENS = 96
@@ -93,8 +88,6 @@ def method(text: str) -> ThinkingMethod:
     Raises:
         ArgumentError: the method or a knob is unknown.
     """
-    if text == "greedy":
-        return greedy
     thinking = parse_thinking(text)
     own = zoo.knobs_for(MODEL, thinking.name, thinking.knobs)
     needy = _NEEDS.get(thinking.name)
@@ -123,28 +116,3 @@ def problems(family: str, effort: Effort) -> list[Problem]:
 
 def _right(question: str, answer: str | None) -> bool:
     return answer is not None and zoo.task(MODEL).check(question, answer)
-
-
-def answered(family: str, texts: Sequence[str], effort: Effort, work: Path) -> dict[str, list[Outcome]]:
-    """Answers the problems of a family with every method; what a stopped run has answered is not answered again."""
-    from partsong.reasoning.local import LocalEngine
-
-    async def run() -> dict[str, list[Outcome]]:
-        engine, done = LocalEngine(MODEL, max_rows=128), {}
-        try:
-            for text in texts:
-                file = f"{family}-{effort.problems}-{re.sub(r'[^a-z0-9]+', '-', text)}.jsonl"
-                done[text] = await evaluate(
-                    problems(family, effort),
-                    {text: method(text)},
-                    engine,
-                    seed=effort.seed,
-                    parameters=Parameters(max_tokens=MAX_TOKENS),
-                    outcomes=work / file,
-                    together=16,
-                )
-        finally:
-            await engine.close()
-        return done
-
-    return asyncio.run(run())

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from partsong.evals.promises.evidence import Effort, Evidence, judged, ratio
-from partsong.evals.promises.sums import MAX_TOKENS, MODEL, answered, problems
+from partsong.evals.promises.exams import EXAMS, answered
 from partsong.evals.reasoning.intervals import Difference, Resampler
 from partsong.evals.reasoning.outcome import Outcome
 from partsong.reasoning import Message, Parameters, Run
@@ -22,7 +22,7 @@ from partsong.reasoning.strategies.splits import ProblemSplit
 
 __all__ = ["Gain", "Parts", "Saving", "Scaling", "factor_of"]
 
-Family = Literal["sum", "countdown"]
+Family = Literal["sum", "countdown", "humaneval"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,12 +152,13 @@ class Parts:
         """Answers as many requests as there are rounds, part by part and by `decompose`, in turn."""
         from partsong.reasoning.local import LocalEngine
 
-        asked = [problem.question for problem in problems(self.family, replace(effort, problems=self.num))]
+        exam = EXAMS[self.family]
+        asked = [problem.question for problem in exam.problems(self.family, replace(effort, problems=self.num))]
         split = ProblemSplit(template="[DATA]", data=tuple(asked))
 
         async def both(engine: LocalEngine, turn: int) -> tuple[float, float, int]:
             """Returns the seconds of both ways, and how many parts have another text."""
-            settings, begin = Parameters(max_tokens=MAX_TOKENS, temperature=0.0), time.perf_counter()
+            settings, begin = Parameters(max_tokens=exam.max_tokens, temperature=0.0), time.perf_counter()
             run = Run(engine, seed=turn, name="in turn")
             texts = [(await run.call([Message("user", (q,))], path=(q,), parameters=settings)).text for q in asked]
             middle, run = time.perf_counter(), Run(engine, seed=turn, name="at once")
@@ -166,7 +167,7 @@ class Parts:
             return middle - begin, time.perf_counter() - middle, differing
 
         async def rounds() -> list[tuple[float, float, int]]:
-            engine = LocalEngine(MODEL)
+            engine = LocalEngine(exam.model)
             try:
                 await both(engine, effort.rounds)  # a first run packs weights
                 return [await both(engine, turn) for turn in range(effort.rounds)]

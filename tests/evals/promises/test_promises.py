@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -15,10 +16,13 @@ from partsong.cli import main
 from partsong.errors import ArgumentError
 from partsong.evals.promises import suite
 from partsong.evals.promises.evidence import Effort, Evidence, Promise, judged, ratio
+from partsong.evals.promises.exams import EXAMS, answered
 from partsong.evals.promises.pictures import Forecast, Sampled
+from partsong.evals.promises.programs import examples_hold
 from partsong.evals.promises.rows import PROMISES
-from partsong.evals.promises.sums import answered, method, problems, steps_right
+from partsong.evals.promises.sums import steps_right
 from partsong.evals.promises.thinking import Gain, Saving, Scaling, factor_of
+from partsong.reasoning.answers.sandbox import Sandbox
 
 SMALL = Effort(problems=4, samples=2, rounds=1)
 
@@ -29,7 +33,7 @@ def test_every_row_can_be_read() -> None:
         measure = row.measure
         if isinstance(measure, (Gain, Saving, Scaling)):
             for text in (measure.method, measure.than.format(1)):
-                method(text)
+                EXAMS[measure.family].read(text)
     assert all((RESULTS / f"{row.file}.md").is_file() for row in FILED)
 
 
@@ -75,6 +79,37 @@ def test_the_check_of_steps(question: str, text: str, right: bool) -> None:
     assert steps_right(question, text) == (0.98 if right else 0.02)
 
 
+ASKED = """Complete this Python function.
+
+```python
+from typing import List
+
+def doubled(numbers: List[int]) -> List[int]:
+    \'\'\' Double them.
+    >>> doubled([1, 2])
+    [2, 4]
+    >>> doubled([])
+    []
+    \'\'\'
+```"""
+
+
+@pytest.mark.parametrize(
+    ("body", "holds"),
+    [
+        ("def doubled(numbers: List[int]):\n    return [2 * number for number in numbers]", True),
+        ("def doubled(numbers):\n    return [number + 1 for number in numbers]", False),  # right for 1 only
+        ("def doubled(numbers):\n    return [2, 4]", False),  # right for the first example only
+        ("raise SystemExit(0)", False),  # ends before the examples
+        ("def halved(numbers):\n    return numbers", False),  # the prompt's own function returns nothing
+    ],
+)
+def test_programs_are_chosen_by_the_examples_in_the_prompt(body: str, holds: bool) -> None:
+    text = f"Here it is:\n```python\n{body}\n```\nDone."
+    assert asyncio.run(examples_hold(Sandbox(isolate=False), ASKED, text)) is holds
+    assert not asyncio.run(examples_hold(Sandbox(isolate=False), ASKED, body))  # no fenced block
+
+
 def test_rows_of_thinking_are_recounted(tmp_path: Path) -> None:
     """Both sides of a row, counted anew from the outcomes on disk; a second run answers nothing."""
     row = Saving(method="self-consistency:num=2", than="self-consistency:num=4", share=0.6, points=100)
@@ -86,7 +121,7 @@ def test_rows_of_thinking_are_recounted(tmp_path: Path) -> None:
     totals = [sum(line["counts"]["tokens_total"] for line in side) for side in lines]
     assert found.value == pytest.approx(totals[0] / totals[1]) and found.verdict == "holds"
     assert len(lines[0]) == len({line["number"] for line in lines[0]}) == 4
-    asked = {problem.question for problem in problems("countdown", SMALL)}
+    asked = {problem.question for problem in EXAMS["countdown"].problems("countdown", SMALL)}
     assert len(asked) == 4 and all(text.startswith("make ") for text in asked)
     again = answered("countdown", ["self-consistency:num=2"], SMALL, tmp_path)
     kept = sorted(lines[0], key=lambda line: line["number"])  # lines stand in the order in which they were finished
