@@ -114,7 +114,7 @@ SEQUENCES = (
         gathers=(Gathers(tokens=_PACKED, numbers=96), Gathers(tokens=_PACKED, numbers=32)),
         output=((_FILM, 96), (_SOUND, 32)),
     ),
-    # Four tokens of the picture have one place in the mask.
+    # Four tokens of the picture have one place in the mask. The words stay whole, and travel as those of Cosmos below.
     RealSize(
         model="QwenImage21Transformer2DModel",
         checkpoint="the class' defaults",
@@ -126,6 +126,8 @@ SEQUENCES = (
             "img_shapes": [[(1, 64, 64)]] * batch,
             "img_mask": torch.cat([~present(batch, 512), present(batch, 1024)], dim=1),
         },
+        attends=(Attends(layers=32, tokens=(512, _TOKENS), heads=32, dim=128),),
+        gathers=(Gathers(tokens=_TOKENS, numbers=4096),),
         output=((512 + _TOKENS, 64),),
     ),
     # Words are attended to by the video, and travel as if they asked something; they read themselves on every rank.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from diffusers.models.transformers.transformer_wan_animate_2 import WanAnimate2KVCache
+
 from tests.parallel.real_size import RealSize, flags, full, present, real, whole
 
 
@@ -14,6 +17,14 @@ def _cached(batch: int) -> dict[int, dict[str, Any]]:
         layer: {"full_cache": real(2, batch, 40, fine, 128), "compressed_cache": real(2, batch, 40, coarse, 128)}
         for layer in range(40)
     }
+
+
+def _kept(batch: int) -> WanAnimate2KVCache:
+    """Keys and values of a video of 20 frames of tokens."""
+    cache = WanAnimate2KVCache(40)
+    for layer in cache.layer_caches:
+        layer.store(*(real(batch, 20 * 30 * 52, 40, 128) for _ in range(2)))
+    return cache
 
 
 UNCUT = (
@@ -69,6 +80,26 @@ UNCUT = (
             "kv_cache_flag": {"num_cached_chunks": 7, "is_cache_step": False},
         },
         output=((2, 16, 60, 104),),
+    ),
+    # A step of 77 frames of 480 x 832 pixels beside as many of the video that they follow, whose keys are kept.
+    RealSize(
+        model="WanAnimate2Transformer3DModel",
+        checkpoint="the class' defaults",
+        values="flexible attention, which meta tensors have not",
+        inputs=lambda batch: {
+            "hidden_states": [real(16, 20, 60, 104)] * batch,
+            "condition_latents": [real(20, 20, 60, 104)] * batch,
+            "timestep": full(batch),
+            "encoder_hidden_states": [real(512, 4096)] * batch,
+            "encoder_hidden_states_image": real(batch, 257, 1280),
+            "reference_grid_sizes": torch.tensor([[20, 30, 52]] * batch),
+            "kv_cache": _kept(batch),
+            "kv_cache_mode": "cached",
+            "seq_len": 20 * 30 * 52,
+            "origin_len": 77,
+            "origin_area": [480, 832],
+        },
+        output=((16, 20, 60, 104),),
     ),
     # 121 frames of a tile of 512 x 768 pixels, the noise beside what is known of them.
     RealSize(

@@ -40,6 +40,9 @@ class Split:
         tail: the tensor holds only the last tokens of the stream; a whole number counts them.
         items: cut, or put together, only these items of a tuple; empty cuts all, and puts the first together.
         ones: a single entry stands for all tokens and is left as it is.
+        after: argument of the same call that lists runs of tokens, `(first, end, ...)`, which stay whole on every rank:
+            the stream begins where the last run ends. Without runs it begins at once. What modules return has as many
+            tokens in front of the stream as entered last.
         present: the tensor `[B, L]` is nonzero at a sample's real tokens, which come first. The model
             attends sample by sample, to these tokens only.
     """
@@ -55,6 +58,7 @@ class Split:
     tail: bool = False
     items: tuple[int, ...] = ()
     ones: bool = False
+    after: str | None = None
     present: bool = False
 
     def allows(self, ndim: int) -> bool:
@@ -139,7 +143,8 @@ class Adapter:
         attention: path of softmax self-attention -> the token streams it mixes, in order. Any other attention, such as
             cross-attention to a replicated text, stays local.
         keys_only: streams that all ranks hold whole, whose tokens are attended to and do not attend to others.
-        causal_text: the attention modules attend to that whole text once more, causally and on every rank alike.
+        causal_text: the attention modules attend to that whole text once more, causally and on every rank alike; not
+            needed where it stands in front of the tokens that are cut.
         gathered: path of modules that look across all tokens of the picture outside attention, such as experts that
             choose their tokens -> arguments `[B, L, C]` that they get whole; their output is cut again. Modules there
             without these arguments stay as they are.

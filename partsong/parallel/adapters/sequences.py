@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from partsong.parallel.adapters.row import IMAGE, JOINT, Adapter, Split
-from partsong.parallel.adapters.shared_cuts import JOINT_TOKENS, ONE, OPTIONAL, TOKENS, names, whole
+from dataclasses import replace
+
+from partsong.parallel.adapters.row import IMAGE, JOINT, TEXT, Adapter, Split
+from partsong.parallel.adapters.shared_cuts import JOINT_TOKENS, ONE, OPTIONAL, TOKENS, names
 
 __all__ = ["ROWS"]
 
 #: Tokens come before the batch.
 _FIRST = Split(dim=0, stream=JOINT)
+#: The picture that is drawn stands behind what is given.
+_TARGET = Split(dim=1, after="segments")
 
 ROWS = (
     Adapter(
@@ -98,12 +102,23 @@ ROWS = (
         batched=names("hidden_states audio_hidden_states encoder_hidden_states"),
         shared=names("timestep timestep_indices token_tags position_ids video_indices audio_indices text_indices"),
     ),
-    whole(
-        "QwenImage 2.1",
-        "QwenImage21Transformer2DModel",
-        "its attention runs once for every run of words and every picture in the sequence, each over what comes before "
-        "it, and keeps keys by their place",
-        "hidden_states encoder_hidden_states timestep img_shapes encoder_hidden_states_mask",
+    Adapter(
+        family="QwenImage 2.1",
+        model="QwenImage21Transformer2DModel",
+        # Words and pictures that are given come first and stay whole: each run of them is attended to by what comes
+        # after it. After the first step only their keys are left, in a cache.
+        attention={"transformer_blocks.*.attn": (TEXT, IMAGE)},
+        keys_only=(TEXT,),
+        splits={
+            "transformer_blocks.0": {"hidden_states": _TARGET},
+            "transformer_blocks.*": {
+                "rotary_emb": replace(_TARGET, dim=0),
+                "target_token_mask": replace(_TARGET, dim=0, optional=True),
+            },
+        },
+        # Blocks keep keys of whole samples, so they are not named: no part of a sample goes through them alone.
+        gather={"transformer_blocks.-1": _TARGET},
+        batched=names("hidden_states encoder_hidden_states timestep img_shapes encoder_hidden_states_mask"),
         first=("img_shapes",),
         shared=("img_mask",),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partsong.parallel.adapters.shared_cuts import whole
+from partsong.parallel.adapters.shared_cuts import names, whole
 
 __all__ = ["ROWS"]
 
@@ -22,6 +22,15 @@ ROWS = (
         "hidden_states timestep r_timestep encoder_hidden_states encoder_hidden_states_image",
         layered=("kv_cache",),
         shared=("chunk_partition", "kv_cache_flag", "attention_mask"),
+    ),
+    whole(
+        "Wan-Animate 2",
+        "WanAnimate2Transformer3DModel",
+        "each frame attends to one of another video too, whose keys an earlier call has kept in an order of their own",
+        "hidden_states timestep encoder_hidden_states condition_latents encoder_hidden_states_image "
+        "reference_grid_sizes offset_grid_sizes",
+        per_sample=names("hidden_states encoder_hidden_states condition_latents"),
+        shared=("origin_area",),
     ),
     whole(
         "Kandinsky 6 SR",

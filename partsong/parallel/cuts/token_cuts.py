@@ -48,6 +48,8 @@ class TokenCuts(Cut):
         self.module, self.adapter, self.axis = module, adapter, axis
         self.sizes: dict[str, tuple[int, ...]] = {}
         self.batch, self.present = 1, UnpaddedTokens()
+        #: How many tokens that every rank holds stand in front of those that are cut.
+        self.before = 0
         #: How many tokens stay together, and what they are called.
         self._unit, self._units = 1, "rows"
 
@@ -79,6 +81,9 @@ class TokenCuts(Cut):
             self._unit, self._units = BlockRule.of_call(named[str(self.adapter.block_choice)]).size, "blocks"
         for name, cut in cuts.items():
             value = named.get(name)
+            if cut.after is not None:
+                runs = named.get(cut.after)
+                self.before = runs[-1][1] if runs else 0
             if cut.gathered and value is not None:
                 named[name] = self._gather(value, f"{module}.{name}", cut)
             elif value is not None or not cut.optional:
@@ -141,6 +146,9 @@ class TokenCuts(Cut):
         if cut.folded:
             inner = replace(cut, dim=1, folded=False)
             return self._cut(tensor.unflatten(0, (self.batch, -1)), inner, name).flatten(0, 1)
+        if cut.after is not None and self.before:
+            front, rest = tensor.tensor_split([self.before], dim=cut.dim)
+            return torch.cat([front, self._own(rest, cut, name)], dim=cut.dim)
         if cut.leading:
             total = sum(self.shard_sizes((cut.stream,)))
             front, rest = tensor.split([total, tensor.shape[cut.dim] - total], dim=cut.dim)
@@ -216,6 +224,7 @@ class TokenCuts(Cut):
         """
         self.sizes.clear()
         self.present.clear()
+        self.before = 0
         self.batch, self._unit = len(sample), 1
         if self.adapter.whole_rows:
             patch: Any = self.module.config["patch_size"]  # type: ignore[index]

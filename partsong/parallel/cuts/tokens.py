@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -99,11 +100,14 @@ class SequenceParallel(TokenCuts):
             once = not self.adapter.attends_per_sample and self.adapter.attentions == 1
             # A cache of diffusers leaves out attentions too, the same ones on all ranks.
             skips = self.adapter.skips_attention or getattr(self.module, "is_cache_enabled", False)
-            causal = self.adapter.causal_text
-            hook = AttentionHook(attend, name, once=once, may_skip=skips, leaves_causal=causal)
+            hook = AttentionHook(attend, name, once=once, may_skip=skips, leaves=self._is_of_whole_text)
             hooks.add(child, hook, "attention")
         if not self.sums.attach(hooks, modules) and not self.layers:
             raise UnsupportedError(f"no self-attention found in this {self.adapter.model}; its layout has changed")
+
+    def _is_of_whole_text(self, query: Tensor, key: Tensor, *_: Any, is_causal: bool = False, **__: Any) -> bool:
+        """Says whether an attention is one of tokens that every rank holds, to each other."""
+        return (self.adapter.causal_text and is_causal) or key.shape[2] <= self.before
 
     def _scale_by_all(self, named: dict[str, Any], streams: tuple[str, ...]) -> None:
         """Changes the base of the logarithm of the local number of tokens to get the logarithm for all tokens."""
@@ -166,6 +170,9 @@ class SequenceParallel(TokenCuts):
 
     def _gather(self, local: Tensor, name: str, cut: Split) -> Tensor:
         # Tokens may come before the batch, and frames may be folded into it.
+        if cut.after is not None and self.before:
+            front, rest = local.tensor_split([self.before], dim=cut.dim)
+            return torch.cat([front, self._gather(rest, name, replace(cut, after=None))], dim=cut.dim)
         per_token = local.nbytes // (self.batch * local.shape[cut.dim])
         self._gathered[name] = (cut.stream, per_token)
         local = self._only_own(local, cut)

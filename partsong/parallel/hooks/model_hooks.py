@@ -266,17 +266,23 @@ class AttentionHook(CallHook):
         name: the module's name, for messages.
         once: refuses more than one call of the operator in a forward; otherwise each one goes to `attend`.
         may_skip: allows a forward without a call of the operator.
-        leaves_causal: leaves causal calls as they are: their tokens are on every rank.
+        leaves: takes the operator's arguments, and says which calls stay as they are: their tokens are on every rank.
     """
 
     uncompiled = "new_forward"
 
     def __init__(
-        self, attend: Attend, name: str, *, once: bool = True, may_skip: bool = False, leaves_causal: bool = False
+        self,
+        attend: Attend,
+        name: str,
+        *,
+        once: bool = True,
+        may_skip: bool = False,
+        leaves: Callable[..., bool] | None = None,
     ) -> None:
         super().__init__()
         self.attend, self.name, self.once, self.may_skip = attend, name, once, may_skip
-        self.leaves_causal = leaves_causal
+        self.leaves = leaves
         self._made: int | None = None
 
     def check(self, module: nn.Module) -> None:
@@ -321,7 +327,7 @@ class AttentionHook(CallHook):
         return output
 
     def _redirect(self, module: nn.Module) -> Redirect:
-        return Redirect(self._attend, self.leaves_causal, _processor(module) in _READS_IMAGE_PROMPTS)
+        return Redirect(self._attend, self.leaves, _processor(module) in _READS_IMAGE_PROMPTS)
 
     def _attend(
         self,

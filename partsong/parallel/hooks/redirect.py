@@ -23,16 +23,16 @@ class Redirect:
 
     Args:
         attend: takes the operator's arguments.
-        leaves_causal: leaves causal calls as they are.
+        leaves: takes the operator's arguments and says which calls stay as they are; None is none.
         leaves_others: leaves every call but the first as it is.
     """
 
-    def __init__(self, attend: Callable[..., Tensor], leaves_causal: bool, leaves_others: bool) -> None:
-        self.attend, self.leaves_causal, self.leaves_others, self.calls = attend, leaves_causal, leaves_others, 0
+    def __init__(self, attend: Callable[..., Tensor], leaves: Callable[..., bool] | None, leaves_others: bool) -> None:
+        self.attend, self.leaves, self.leaves_others, self.calls = attend, leaves, leaves_others, 0
 
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Computes one call of the operator."""
-        left = self.leaves_causal and kwargs.get("is_causal", False)
+        left = self.leaves is not None and self.leaves(*args, **kwargs)
         if left or (self.leaves_others and self.calls > 0):
             return _OPERATOR(*args, **kwargs)
         self.calls += 1

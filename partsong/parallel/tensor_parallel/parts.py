@@ -189,7 +189,7 @@ def _heads(name: str, module: nn.Module) -> tuple[Part, tuple[int, int]] | None:
     Returns:
         None where it is not one, or has unknown layers.
     """
-    counted = next((name for name in _HEADS if type(getattr(module, name, None)) is int), None)
+    counted = next((name for name in _HEADS if type(vars(module).get(name)) is int), None)
     heads, query = getattr(module, counted or "", 0), _child(module, "to_q")
     if counted is None or not _is_column_layer(query) or query.out_features % heads:
         return None
