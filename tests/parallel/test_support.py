@@ -35,6 +35,9 @@ TESTED_ELSEWHERE = (
     | {(kebab(name), model) for name in pipeline_worker.STRATEGIES for model in (*MODELS, "UNet3DConditionModel")}
     | {("clip-parallel", model) for name in test_video_clips.NAMES for model in models_of(name)}
     | {(name, "PriorTransformer") for name in ("tensor-parallel", "sharded-weights")}  # its pipelines are tried with it
+    | {
+        (name, "WanAnimate2Transformer3DModel") for name in ("tensor-parallel", "sharded-weights")
+    }  # test_kept_reference
     | {("patch-pipeline", model) for model in ADAPTERS}
     | {(name, model) for name in ("time-parallel", "drafted-steps") for model in ADAPTERS}  # test_time_parallel
     | {("step-cache", model) for model in ADAPTERS}
