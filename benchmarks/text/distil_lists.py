@@ -48,6 +48,14 @@ TASKS: tuple[tuple[str, int | None], ...] = (
     ("remove_at", None),
     ("replace_at", None),
 )
+#: Tasks of many answers, by the likeliest tokens: one answer is enough, whose tokens depend on each other.
+MANY: tuple[tuple[str, int | None], ...] = (
+    ("shuffle", None),
+    ("shuffle", 4),
+    ("insert_random", None),
+    ("remove_random", None),
+    ("replace_random", None),
+)
 #: Tasks of many answers, and the size of the lists whose answers are all counted.
 RANDOM = (("shuffle", 4), ("replace_random", 6))
 #: The settings of a curve, by rule. Only the goals are measured at all of them.
@@ -103,7 +111,7 @@ def _measure(config: Config, folder: Path | None) -> list[Row]:
         "method": method,
         "seed": None if seed is None else int(seed),
     }
-    return [{**of, **row} for row in (*_speeds(model, config), *_spreads(model, config))]
+    return [{**of, **row} for row in (*_speeds(model, config), *_many(model, config), *_spreads(model, config))]
 
 
 def _asked(family: str, size: int | None, num: int, seed: int) -> list[ListExample]:
@@ -124,6 +132,17 @@ def _speeds(model: PreTrainedModel, config: Config) -> list[Row]:
             row = measure_speed(model, asked, rule)
             ceiling = row["tokens"] / row["num"]
             rows.append({"part": "speed", "task": _label(family, size), "rule": rule, **row, "ceiling": ceiling})
+    return rows
+
+
+def _many(model: PreTrainedModel, config: Config) -> list[Row]:
+    """Measures accuracy and tokens per forward where any of many answers is right."""
+    rows: list[Row] = []
+    for family, size in MANY:
+        row = measure_speed(model, _asked(family, size, config.prompts, config.seed), RULE)
+        rows.append(
+            {"part": "many", "task": _label(family, size), "rule": RULE, **row, "ceiling": row["tokens"] / row["num"]}
+        )
     return rows
 
 
@@ -149,7 +168,8 @@ def _methods(rows: Sequence[Row]) -> list[str]:
 
 def _page(rows: Sequence[Row], config: Config) -> str:
     parts = (
-        ("The default rule, entropy-bound", _default_table(rows)),
+        ("The default rule, entropy-bound", _default_table(rows, "speed", TASKS)),
+        ("Any of many answers, by the same rule", _default_table(rows, "many", MANY)),
         (f"The fastest setting within {100 * ALLOWED:.0f} points of the teacher's accuracy", _fastest_table(rows)),
         ("AUP", _aup_table(rows)),
         ("Answers that should stay random, at temperature 1", _random_table(rows, config)),
@@ -164,9 +184,9 @@ def _cell(rows: Sequence[Row]) -> str:
     return f"{100 * mean(row['accuracy'] for row in rows):.1f} / {mean(speeds):.2f}{span}"
 
 
-def _default_table(rows: Sequence[Row]) -> str:
-    names = [_label(*task) for task in TASKS]
-    speeds = [row for row in rows if row["part"] == "speed" and row["rule"] == RULE]
+def _default_table(rows: Sequence[Row], part: str, tasks: Sequence[tuple[str, int | None]]) -> str:
+    names = [_label(*task) for task in tasks]
+    speeds = _of(rows, part=part, rule=RULE)
     ceilings = [max(row["ceiling"] for row in speeds if (row["task"], row["model"]) == (n, TEACHER)) for n in names]
     lines: list[Sequence[object]] = [("*ceiling*", "", *(f"{ceiling:.2f}" for ceiling in ceilings))]
     for method in _methods(speeds):

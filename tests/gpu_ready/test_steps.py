@@ -28,7 +28,7 @@ WAITS = {"StepCache": {"tolist partsong/parallel/step_cache/measures.py:FirstBlo
 #: Strategies whose blocks a GPU's graph can repeat: all that are exact, and that of a cache is decided outside of them.
 EXACT = {name for name, mix in STRATEGIES.items() if all(strategy.kind == "exact" for strategy in mix)}
 #: Of two calls that share guidance, the first returns what the second has been given for it.
-REPEATED = {"CfgParallel": {(0, 0), (0, 1)}}
+REPEATED = {name: {(0, 0), (0, 1)} for name in ("CfgParallel", "LayerPipeline")}
 
 KNOWN = table.read()
 PAIRS = [(name, label) for name, rows in KNOWN.items() for label in rows if covering.FULL or label in QUICK[name]]
