@@ -206,12 +206,6 @@ def test_debug_shows_the_traceback() -> None:
         main(["image", CAPTION, "--strategy", "ulises", "--debug"])
 
 
-@pytest.mark.parametrize("command", [(), ("image",), ("bench",), ("env",), ("list",), ("demo",)])
-def test_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*command, "--help") == 0
-    assert "--help" in capsys.readouterr().out
-
-
 def test_weights_that_are_missing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(zoo.MODELS["shapes"].folder, tmp_path / "shapes")
     weights = next((tmp_path / "shapes" / "transformer").glob("*.safetensors"))

@@ -58,6 +58,7 @@ SUITES: dict[str, dict[str, Cases]] = {
     "methods": METHODS,
     "norms": {"shapes-unet": [(DisplacedPatch(norms="forecast"),)]},
     "partial-patch": {"shapes": PORTIONS, "shapes-unet": PORTIONS},
+    "few-portions": {model: [PORTIONS[0], *PORTIONS[2:4], PORTIONS[-1]] for model in ("shapes", "shapes-unet")},
     "latent-parallel": {"shapes": PARTS, "shapes-few": FEW, "shapes-unet": PICTURES},
 }
 
@@ -69,7 +70,7 @@ class Config:
     out: Path = result_path(__file__)
     """Result files without suffix."""
     suite: str = "methods"
-    """What to sample with: ``methods``, ``norms``, ``partial-patch`` or ``latent-parallel``."""
+    """What to sample with: ``methods``, ``norms``, ``partial-patch``, ``few-portions`` or ``latent-parallel``."""
     model: list[str] = field(default_factory=lambda: list(METHODS))
     """Models of the zoo."""
     nproc: list[int] = field(default_factory=lambda: [2, 4])

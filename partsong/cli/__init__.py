@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -162,6 +163,10 @@ def parse(args: Sequence[str]) -> Any:
 
 def _read(args: Sequence[str]) -> Any:
     complaints = io.StringIO()
+    if {"-h", "--help"} & set(args):
+        from partsong.cli.help_texts import explain
+
+        explain(COMMANDS.values(), " ".join(takewhile(lambda word: not word.startswith("-"), args)).split())
     try:
         with contextlib.redirect_stderr(complaints):
             return tyro.cli(

@@ -13,7 +13,7 @@ Look while it trains:     python zoo/recipes/distil_lists.py --method t3d --out 
 The table of all of them: python benchmarks/text/distil_lists.py --students runs/distil/export --out NAME
 
 `plain` is the control: the loss that the teacher was trained with, on the same texts for as many steps. Where a task
-has many answers the texts are drawn at temperature 1; with `--collapsed True` they are the likeliest, as in published
+has many answers the texts are drawn at temperature 1; with `--collapsed` they are the likeliest, as in published
 recipes, and students forget all answers but one. Every step draws its texts and masks from (seed, step), so a stage
 that was stopped continues from its checkpoint with exactly the steps it would have made. All is in float32.
 """
