@@ -104,7 +104,6 @@ REFUSED = {
     "shares in words": (["image", CAPTION, "--nproc", 2, "--strategy", "ring", "--shares", "fast,slow"], "measured"),
     "shares of no use": (["image", CAPTION, "--nproc", 2, "--strategy", "cfg-parallel", "--shares", "2,1"], "equal"),
     "nothing to measure for": (["image", CAPTION, "--shares", "measured"], "1 rank"),
-    "ranks without strategy": (["image", CAPTION, "--nproc", 2], "--strategy"),
     "setting without a value": (["image", CAPTION, "--set", "true_cfg_scale"], "KEY=VALUE"),
     "setting without a name": (["image", CAPTION, "--set", "=4"], "KEY=VALUE"),
     "setting with a flag of its own": (["image", CAPTION, "--set", "height=64"], "--height"),

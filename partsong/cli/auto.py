@@ -1,4 +1,4 @@
-"""Replaces ``--strategy auto`` by the mix that the planner recommends for this machine."""
+"""Chooses strategies where a command names none, or ``auto``: those that the planner recommends for this machine."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ _Options = TypeVar("_Options", "Image", "Video")
 
 
 def settle_auto(options: _Options, **size: Any) -> tuple[_Options, str | None]:
-    """Returns options that name their strategies, and the planner's sentence.
+    """Returns options that name their strategies, and a sentence that says why.
+
+    On a machine that was not measured a usual one is taken.
 
     Args:
-        options: of an image or a video; returned as they are where they do not ask for ``auto``.
+        options: of an image or a video; returned as they are where they name strategies, or there is one rank.
         **size: the part of the request that images and videos do not share, such as the batch or the frames.
 
     Raises:
-        ArgumentError: ``auto`` is given with others, under torchrun, or on a machine that was not measured.
+        ArgumentError: ``auto`` is given with others or under torchrun, or no usual strategy has a form on the model.
     """
-    if AUTO not in options.strategy:
+    asks_nothing = not options.strategy and num_ranks(options.nproc) > 1 and not under_torchrun()
+    if AUTO not in options.strategy and not asks_nothing:
         return options, None
     if len(options.strategy) > 1:
         raise ArgumentError("--strategy auto chooses all strategies; leave the others out")
@@ -36,11 +39,17 @@ def settle_auto(options: _Options, **size: Any) -> tuple[_Options, str | None]:
         raise ArgumentError("--strategy auto starts its own ranks; under torchrun give what partsong plan prints")
     nproc = num_ranks(options.nproc)
     from partsong.jobs.pipeline_source import find_pipeline
-    from partsong.jobs.planning import machine_here, subject_for
+    from partsong.jobs.planning import machine_here, subject_for, usual_strategy
     from partsong.planner.recommend import advise
 
-    subject, _ = subject_for(str(find_pipeline(options.model).folder))
+    source = find_pipeline(options.model)
+    try:
+        machine = machine_here(nproc)
+    except ArgumentError:
+        name, sentence = usual_strategy(source.denoisers, nproc)
+        return replace(options, strategy=(name,), nproc=nproc), sentence
+    subject, _ = subject_for(str(source.folder))
     asked = {"height": options.height, "width": options.width, "steps": options.steps, **size}
-    advice = advise(subject, machine_here(nproc), **asked)
+    advice = advise(subject, machine, **asked)
     chosen = tuple(advice.choice.strategy.split()) if advice.choice.strategies else ()
     return replace(options, strategy=chosen, nproc=nproc if chosen else 1), advice.sentence

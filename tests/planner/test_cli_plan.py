@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from partsong import CfgParallel, EncodeOnce
-from partsong.jobs.planning import paste, subject_for
+from partsong.cli import parse
+from partsong.cli.auto import settle_auto
+from partsong.errors import ArgumentError
+from partsong.jobs.planning import paste, subject_for, usual_strategy
 from partsong.parallel.ranks.launch import launch
 from partsong.planner import models
 from partsong.planner.machines import machine_named
@@ -64,14 +67,29 @@ def test_refusals(
     assert message in capsys.readouterr().err
 
 
-def test_auto_needs_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("asked", [(), ("--strategy", "auto")])
+def test_a_machine_that_was_not_measured_takes_an_exact_strategy(
+    asked: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PARTSONG_CALIBRATIONS", str(tmp_path))
-    assert run("image", "a red circle", "--nproc", 2, "--strategy", "auto", "--out", tmp_path / "a.png") == 2
-    assert "partsong calibrate --nproc 2" in capsys.readouterr().err
+    options, sentence = settle_auto(parse(["image", "a red circle", "--nproc", "2", *asked]), batch=1)
+    assert (options.strategy, options.nproc) == (("ulysses",), 2)
+    assert sentence is not None and "partsong calibrate --nproc 2" in sentence
+    # A model whose input stays whole, and one that nobody knows.
+    assert usual_strategy(["PriorTransformer"], 2)[0] == "cfg-parallel"
+    with pytest.raises(ArgumentError, match="name a strategy"):
+        usual_strategy(["Unheard"], 2)
+
+
+def test_what_needs_no_choice_is_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    one = parse(["image", "a red circle"])
+    assert settle_auto(one) == (one, None)
     assert run("image", "a red circle", "--nproc", 2, "--strategy", "auto", "--strategy", "ring") == 2
     assert "leave the others out" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert run("image", "a red circle") == 2
+    assert "--strategy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["flux-dev", "black-forest-labs/flux.1-dev"])
