@@ -16,10 +16,10 @@ from torch import Tensor
 from partsong.errors import ArgumentError
 from partsong.parallel.ranks.pieces import WeightPiece
 
-__all__ = ["WeightFiles"]
+__all__ = ["BYTES_UNTIL_CLOSED", "WeightFiles"]
 
 #: Files are mapped into memory, and what was read counts as this process's memory until they are closed.
-_BYTES_UNTIL_CLOSED = 16 << 20
+BYTES_UNTIL_CLOSED = 16 << 20
 
 
 #: Diffusers' name of the file with a model's weights.
@@ -64,7 +64,7 @@ class WeightFiles:
         del mapped
         tensor, done = torch.empty((sum(count for _, count in runs), *shape[1:]), dtype=dtype), 0
         row = math.prod(shape[1:]) * dtype.itemsize
-        rows = max(_BYTES_UNTIL_CLOSED // max(row, 1), 1)
+        rows = max(BYTES_UNTIL_CLOSED // max(row, 1), 1)
         for start, count in runs:
             for first in range(start, start + count, rows):
                 stretch = min(rows, start + count - first)
@@ -81,7 +81,7 @@ class WeightFiles:
 
     def _note(self, size: int) -> None:
         self._read += size
-        if self._read >= _BYTES_UNTIL_CLOSED:
+        if self._read >= BYTES_UNTIL_CLOSED:
             self.close()
 
     def most_common_dtype(self) -> torch.dtype:

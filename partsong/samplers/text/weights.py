@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from transformers.initialization import no_init_weights
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel.loading.text_share import TextShare
+from partsong.parallel.loading.weight_files import BYTES_UNTIL_CLOSED
 from partsong.parallel.ranks.pieces import WeightPiece
 from partsong.parallel.text.plan import TextPlan
 from partsong.samplers.text.rekey import Rekeying, WeightPlace
@@ -40,6 +43,8 @@ _HALVES = {
     **dict.fromkeys(("down_proj", "w2"), ("down_proj", None)),
 }
 
+#: Bytes of a number, at most.
+_WIDEST = 8
 #: Most names in a message; the rest are counted.
 _LISTED = 6
 
@@ -81,18 +86,16 @@ def load_rekeyed(
     module = module.eval().requires_grad_(False)
     plan = None if share is None else share(module)
     for file in files:
-        with safe_open(file, framework="pt", device=str(target)) as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                whole = tensors.get_slice(name)
-                for place in rekeying.places[name]:
-                    piece = None if plan is None else _piece_at(plan, module, place.target)
-                    if piece is not None and (kept := _kept(place, piece)) is not None:
-                        place, piece = kept
-                    elif piece is not None:
-                        continue
-                    read, put = _read(whole, place, piece)
-                    dtype = dtype or read.dtype
-                    _put(module, put, read, dtype, target)
+        for name, whole in _tensors(file, str(target)):
+            for place in rekeying.places[name]:
+                piece = None if plan is None else _piece_at(plan, module, place.target)
+                if piece is not None and (kept := _kept(place, piece)) is not None:
+                    place, piece = kept
+                elif piece is not None:
+                    continue
+                read, put = _read(whole, place, piece)
+                dtype = dtype or read.dtype
+                _put(module, put, read, dtype, target)
     module.tie_weights()
     # What the module computes by itself, such as rotary frequencies, was made on the CPU.
     nn.Module.to(module, target)
@@ -120,6 +123,24 @@ def weight_files(folder: Path) -> list[Path]:
         if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
             raise ArgumentError(f"{index} names {name!r}, and there is no such file beside it")
     return [folder / name for name in names]
+
+
+def _tensors(file: Path, device: str) -> Iterator[tuple[str, Any]]:
+    """Yields the tensors of a file as slices, each to be read before the next one.
+
+    A file is mapped into memory, and what was read of it counts as this process's memory until it is closed: it is
+    opened anew again and again.
+    """
+    with safe_open(file, framework="pt") as opened:
+        names = list(opened.keys())
+    while names:
+        with safe_open(file, framework="pt", device=device) as opened:
+            mapped = 0
+            while names and mapped < BYTES_UNTIL_CLOSED:
+                whole = opened.get_slice(name := names.pop(0))
+                yield name, whole
+                mapped += math.prod(whole.get_shape()) * _WIDEST
+                del whole
 
 
 def _headers(files: list[Path], rekeying: Rekeying) -> dict[str, tuple[int, ...]]:

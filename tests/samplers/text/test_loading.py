@@ -11,10 +11,12 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors import safe_open
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from partsong.samplers.text import weights as reading
 from partsong.samplers.text.loading import load_text_model
 from partsong.samplers.text.model import TextAdapter, TextModel
 from partsong.samplers.text.runner import StockTextModel
@@ -26,6 +28,7 @@ from tests.samplers.text.checkpoints import (
     LLADA_MOE,
     SDAR,
     VOCAB,
+    llada2_shapes,
     llada_shapes,
     random_weights,
     write,
@@ -72,6 +75,23 @@ def test_equals_the_published_architecture(tmp_path: Path, name: str) -> None:
     assert (model.adapter.name, model.mask_token_id, model.vocab_size) == (adapter, config["mask_token_id"], VOCAB)
     assert model.eos_token_ids == (config["eos_token_id"],)
     assert not any(p.requires_grad for p in model.module.parameters())
+
+
+def test_files_are_closed_now_and_then_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is mapped of a file is this process's memory until the file is closed; values stay."""
+    folder, opened = write(tmp_path / "checkpoint", LLADA2, random_weights(llada2_shapes(LLADA2))), list[Path]()
+    whole: Any = load_text_model(folder)
+
+    def opening(file: Path, *args: Any, **options: Any) -> Any:
+        opened.append(file)
+        return safe_open(file, *args, **options)
+
+    monkeypatch.setattr(reading, "BYTES_UNTIL_CLOSED", 1)
+    monkeypatch.setattr(reading, "safe_open", opening)
+    again: Any = load_text_model(folder)
+    assert len(opened) > len(again.module.state_dict())
+    pairs = zip(whole.module.parameters(), again.module.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_a_rekeyed_model_saved_by_transformers_is_read_back(tmp_path: Path) -> None:
