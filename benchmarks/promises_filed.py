@@ -137,6 +137,17 @@ FILED: tuple[Filed, ...] = (
         file="text/2026-11-26-distil-lists",
     ),
     Filed(
+        method="dParallel, one answer of many",
+        paper="dParallel, arXiv 2509.26488",
+        promise="certainty along the teacher's own likeliest texts, where its guesses are undecided among several",
+        measured="two seeds, texts with the likeliest of many right answers: removing any item 1.47x the teacher's "
+        "tokens a forward (plain training on the same texts 1.21x), inserting 1.28x (1.13x), replacing 1.16x at 90 % "
+        "right (1.04x), shuffling none",
+        verdict="holds in part",
+        because="With one or two free choices a text, 300 steps settle them; an order of all items stays undecided.",
+        file="text/2026-11-30-collapsed",
+    ),
+    Filed(
         method="ReDiff",
         paper="From Denoising to Refining (ReDiff), arXiv 2510.19871",
         promise="fewer errors when many tokens are decoded at once",

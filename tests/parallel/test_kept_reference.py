@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from partsong.parallel.ranks.launch import launch
 from tests.parallel import kept_reference_worker as worker
 
 
+@pytest.mark.full
 def test_equals_one_process_or_is_refused() -> None:
     found = launch(worker.compared, 2)
     for name in worker.STRATEGIES:
