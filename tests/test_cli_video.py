@@ -143,7 +143,6 @@ def test_the_zoo_animates_a_caption_and_reads_it_back(tmp_path: Path) -> None:
         (["--frames", 0], "--frames 0"),
         (["--strategy", "timestep-pipeline"], "sees the past alone"),
         (["--set", "num_frames=9"], "--frames"),
-        (["--nproc", 2], "--strategy"),
         (["--journal", "j"], "keep a journal"),
         (["--resume", "nowhere"], "no run can be read there"),
         (["--model", "motions"], "motion"),

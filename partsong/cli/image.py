@@ -20,10 +20,10 @@ def image(options: Image) -> dict[str, Any]:
     """Samples the image and returns the result by JSON key, or an empty dictionary on ranks other than 0."""
     _check(options)
     read_arguments(options.set)  # checked early, because fetching a model from the hub may take minutes
+    if (tiles := tiles_image(options, num_ranks(options.nproc))) is not None:
+        return tiles
     options, advice = settle_auto(options, batch=options.num_images)
     nproc = num_ranks(options.nproc)
-    if (tiles := tiles_image(options, nproc)) is not None:
-        return tiles
     source = find_pipeline(options.model)
     prepare_ranks(nproc, "partsong.jobs.images")
     shared = job_fields(options, source, nproc)
