@@ -28,7 +28,7 @@ def settle_auto(options: _Options, **size: Any) -> tuple[_Options, str | None]:
         **size: the part of the request that images and videos do not share, such as the batch or the frames.
 
     Raises:
-        ArgumentError: ``auto`` is given with others or under torchrun, or no usual strategy has a form on the model.
+        ArgumentError: ``auto`` is given with others or under torchrun.
     """
     asks_nothing = not options.strategy and num_ranks(options.nproc) > 1 and not under_torchrun()
     if AUTO not in options.strategy and not asks_nothing:
@@ -39,17 +39,8 @@ def settle_auto(options: _Options, **size: Any) -> tuple[_Options, str | None]:
         raise ArgumentError("--strategy auto starts its own ranks; under torchrun give what partsong plan prints")
     nproc = num_ranks(options.nproc)
     from partsong.jobs.pipeline_source import find_pipeline
-    from partsong.jobs.planning import machine_here, subject_for, usual_strategy
-    from partsong.planner.recommend import advise
+    from partsong.jobs.usual_strategy import usual_strategy
 
-    source = find_pipeline(options.model)
-    try:
-        machine = machine_here(nproc)
-    except ArgumentError:
-        name, sentence = usual_strategy(source.denoisers, nproc)
-        return replace(options, strategy=(name,), nproc=nproc), sentence
-    subject, _ = subject_for(str(source.folder))
     asked = {"height": options.height, "width": options.width, "steps": options.steps, **size}
-    advice = advise(subject, machine, **asked)
-    chosen = tuple(advice.choice.strategy.split()) if advice.choice.strategies else ()
-    return replace(options, strategy=chosen, nproc=nproc if chosen else 1), advice.sentence
+    chosen, sentence = usual_strategy(find_pipeline(options.model), nproc, **asked)
+    return replace(options, strategy=chosen, nproc=nproc if chosen else 1), sentence

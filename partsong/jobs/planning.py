@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from partsong.errors import ArgumentError
 from partsong.jobs.pipelines import quiet_libraries
 from partsong.knobs import format_knobs
 from partsong.model_folders import read_settings
-from partsong.parallel.adapters import ADAPTERS
 from partsong.parallel.strategy import Strategy
 from partsong.planner.calibration import find_calibration
 from partsong.planner.choice import Advice
@@ -26,12 +24,10 @@ from partsong.planner.pipeline import subject_of
 from partsong.planner.subject import Subject
 from partsong.samplers.registry import parse_strategy, strategies
 
-__all__ = ["machine_here", "paste", "paste_text", "subject_for", "text_model_for", "usual_strategy"]
+__all__ = ["machine_here", "paste", "paste_text", "subject_for", "text_model_for"]
 
 #: A folder with more bytes of weights than this is planned from its settings only.
 _SMALL = 2e9
-#: Exact strategies that suit most models: transformers, UNets, and those whose input stays whole.
-_USUAL = ("ulysses", "sync-patch", "cfg-parallel")
 
 
 def subject_for(model: str) -> tuple[Subject, str]:
@@ -117,23 +113,6 @@ def machine_here(ranks: int) -> Machine:
     if (known := next((device for device in DEVICES if re.search(rf"\b{device}\b", name)), None)) is None:
         raise ArgumentError(not_measured(ranks))
     return machine_named(f"{ranks}x{known}", USUAL_LINK.get(known, "pcie4"))
-
-
-def usual_strategy(denoisers: Sequence[str], ranks: int) -> tuple[str, str]:
-    """Names an exact strategy that a model takes, where nothing is known of the machine, and says why.
-
-    Args:
-        denoisers: class names of the model's denoisers.
-        ranks: number of ranks.
-
-    Raises:
-        ArgumentError: none of the usual ones has a form on the model.
-    """
-    for name in _USUAL:
-        strategy = parse_strategy(name)
-        if all(kind in ADAPTERS and strategy.refuses(ADAPTERS[kind]) is None for kind in denoisers):
-            return name, f"{name}, which is exact, is taken since {not_measured(ranks)} to let the planner choose"
-    raise ArgumentError(f"none of {', '.join(_USUAL)} has a form on {', '.join(denoisers)}; name a strategy")
 
 
 def paste(name: str, advice: Advice, subject: Subject, **asked: Any) -> list[str]:

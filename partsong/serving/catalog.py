@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from partsong import zoo
-from partsong.calibration_files import any_calibration, not_measured
 from partsong.errors import ArgumentError, UnsupportedError
-from partsong.fork_server import has_gpu_files
 from partsong.jobs.pipeline_source import PipelineSource, find_pipeline
+from partsong.jobs.usual_strategy import usual_size, usual_strategy
 from partsong.serving.ranks.settings import ReplicaSettings
 from partsong.serving.services import PictureService
 
-__all__ = ["picture_model", "serves_pictures", "usual_strategy"]
+__all__ = ["picture_model", "serves_pictures"]
 
 
 def serves_pictures(name: str) -> bool:
@@ -58,7 +57,7 @@ def picture_model(
     )
     chosen, advice = tuple(strategies), None
     if chosen in ((), ("auto",)):
-        chosen, advice = usual_strategy(source, nproc)
+        chosen, advice = usual_strategy(source, nproc, **usual_size(source))
     elif chosen == ("serial",):
         chosen = ()
     elif {"auto", "serial"} & set(chosen):
@@ -71,33 +70,6 @@ def picture_model(
         strategy=chosen,
         advice=advice,
     )
-
-
-def usual_strategy(source: PipelineSource, nproc: int) -> tuple[tuple[str, ...], str]:
-    """Returns what the planner recommends on this machine, or a usual choice where it was not measured; and why.
-
-    Args:
-        source: the model.
-        nproc: number of ranks.
-    """
-    if nproc == 1:
-        return (), "one rank has nobody to share with"
-    usual = "ulysses, which is exact and suits most models"
-    if not (any_calibration() or has_gpu_files()):  # the planner, which takes seconds to load, would find the same
-        return ("ulysses",), f"{usual}: {not_measured(nproc)}"
-    from partsong.jobs.planning import machine_here, subject_for
-    from partsong.planner.recommend import advise
-
-    try:
-        machine = machine_here(nproc)
-    except ArgumentError as error:
-        return ("ulysses",), f"{usual}: {error}"
-    subject, _ = subject_for(str(source.folder))
-    known = source.defaults
-    advice = advise(
-        subject, machine, height=known.get("height"), width=known.get("width"), steps=known.get("num_inference_steps")
-    )
-    return (tuple(advice.choice.strategy.split()) if advice.choice.strategies else ()), advice.sentence
 
 
 def _kind(source: PipelineSource) -> str:

@@ -11,8 +11,7 @@ import pytest
 from partsong import CfgParallel, EncodeOnce
 from partsong.cli import parse
 from partsong.cli.auto import settle_auto
-from partsong.errors import ArgumentError
-from partsong.jobs.planning import paste, subject_for, usual_strategy
+from partsong.jobs.planning import paste, subject_for
 from partsong.parallel.ranks.launch import launch
 from partsong.planner import models
 from partsong.planner.machines import machine_named
@@ -75,10 +74,6 @@ def test_a_machine_that_was_not_measured_takes_an_exact_strategy(
     options, sentence = settle_auto(parse(["image", "a red circle", "--nproc", "2", *asked]), batch=1)
     assert (options.strategy, options.nproc) == (("ulysses",), 2)
     assert sentence is not None and "partsong calibrate --nproc 2" in sentence
-    # A model whose input stays whole, and one that nobody knows.
-    assert usual_strategy(["PriorTransformer"], 2)[0] == "cfg-parallel"
-    with pytest.raises(ArgumentError, match="name a strategy"):
-        usual_strategy(["Unheard"], 2)
 
 
 def test_what_needs_no_choice_is_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from partsong.jobs.pipeline_source import find_pipeline
-from partsong.serving.catalog import usual_strategy
+from partsong.jobs.usual_strategy import usual_size, usual_strategy
 from partsong.serving.denoising.sessions import DenoiseSessions
 from partsong.serving.errors import ApiError
 from partsong.serving.jobs import Job
@@ -85,5 +85,5 @@ def _planned(model: PictureService) -> PictureService:
     if model.advice is None:
         return model
     source = find_pipeline(model.settings.zoo_name or str(model.settings.folder))
-    strategy, advice = usual_strategy(source, model.nproc)
+    strategy, advice = usual_strategy(source, model.nproc, **usual_size(source))
     return replace(model, strategy=strategy, advice=advice)
