@@ -26,7 +26,7 @@ class Sampling(Calling):
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME[:KEY=VALUE,...]", help_behavior_hint="")
     ] = ()
     """How the ranks share the work (see `partsong list strategies`); repeat it to combine several. If not given, or
-    auto, what the planner recommends for this machine, or an exact one if `partsong calibrate` has not measured it."""
+    auto, what the planner recommends for this machine, or ulysses if `partsong calibrate` has not measured it."""
     shares: Annotated[str | None, tyro.conf.arg(metavar="N,N,...|measured")] = None
     """How fast each rank is, such as 2,1, for strategies that cut tokens or rows: a rank that is twice as fast takes
     twice as many. `measured` measures it first. If not given, all ranks are alike."""
