@@ -10,9 +10,12 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-VENV   ?= .venv
+# SET=oldest takes the oldest versions that partsong allows, SET=newest the newest; each has an environment of its own.
+SET    ?=
+PINS   := constraints$(addprefix -,$(SET)).txt
+VENV   ?= .venv$(addprefix -,$(SET))
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 
 # One thread per process: two ranks on two cores, without OpenMP barriers fighting over them.
 export OMP_NUM_THREADS ?= 1
@@ -33,12 +36,12 @@ $(VENV)/python.stamp:
 	@touch $@
 
 # torch comes first and alone: once the pinned build is there, nothing later replaces it with a larger one.
-$(VENV)/torch.stamp: $(VENV)/python.stamp constraints.txt
+$(VENV)/torch.stamp: $(VENV)/python.stamp $(PINS)
 	$(PIP) torch
 	@touch $@
 
 $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml zoo/pyproject.toml
-	$(PIP) --editable '.[reasoning]' --editable zoo
+	$(PIP) --editable '.[reasoning,video]' --editable zoo
 	$(PIP) --no-deps $(firstword $(PACKED))
 	@touch $@
 

@@ -42,6 +42,8 @@ PACKAGES = (
 #: What a model card says to programs, before its text.
 FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n+", re.DOTALL)
 LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")
+#: A whole link, with its text.
+PLAIN_LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
 
 
 def write(folder: Path) -> None:
@@ -114,7 +116,8 @@ def write_llms(app: Any, exception: Exception | None) -> None:
             lines += ["", line, ""]
         elif row:
             page = turned(f"]({row[2]})", HERE, HERE)[2:-1]
-            lines.append(f"- [{row[1]}](_sources/{page}.txt): {row[3]}")
+            words = PLAIN_LINK.sub(r"\1", row[3])
+            lines.append(f"- [{row[1]}](_sources/{page}.txt): {words}")
     lines += ["", "## Public names", ""]
     lines += [f"- [{name}](_generated/api/{name}.html)" for name in PACKAGES]
     _put(Path(app.outdir) / "llms.txt", "\n".join(lines))

@@ -317,8 +317,9 @@ def read_knobs(
     # Pages write the names of classes, and so may command lines.
     name = written if written in known else kebab(written)
     if name not in known:
+        near = did_you_mean(name, known)
         raise ArgumentError(
-            f"no {noun} {written!r}; the {plural or noun + 's'} are {', '.join(known)}{did_you_mean(name, known)}"
+            f"no {noun} {written!r}{f'{near} The' if near else '; the'} {plural or noun + 's'} are {', '.join(known)}"
         )
     values: dict[str, Any] = {}
     for option in filter(None, options.split(",")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,29 @@ from partsong.outputs import check_writable, rgb_bytes, save_image
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["FrameSample", "VideoWriter", "save_video"]
+__all__ = ["FrameSample", "VideoWriter", "check_video_name", "save_video"]
 
 _SUFFIXES = (".mp4", ".gif")
+
+
+def check_video_name(path: str | os.PathLike[str]) -> None:
+    """Refuses a name that no video can be written under.
+
+    Raises:
+        ArgumentError: another ending than .mp4, .gif or none, or .mp4 where imageio-ffmpeg is not installed.
+
+    Example:
+        >>> check_video_name("v.gif")
+    """
+    name = Path(path).name
+    suffix = Path(path).suffix.lower()
+    if suffix not in ("", *_SUFFIXES):
+        raise ArgumentError(f"videos are written as .mp4 or .gif or into a folder, not {name}")
+    if suffix == ".mp4" and find_spec("imageio_ffmpeg") is None:
+        raise ArgumentError(
+            f"{name}: .mp4 files are written by imageio-ffmpeg, which is not installed: pip install 'partsong[video]', "
+            "or name a .gif or a folder"
+        )
 
 
 class VideoWriter:
@@ -36,7 +57,8 @@ class VideoWriter:
         frames: how many were appended.
 
     Raises:
-        ArgumentError: another ending, a place that is not writable, a folder with files in it, or fps of 0 or less.
+        ArgumentError: another ending, .mp4 without imageio-ffmpeg, a place that is not writable, a folder with files
+            in it, or fps of 0 or less.
 
     Example:
         >>> # with VideoWriter("v.mp4", fps=16) as video:
@@ -48,8 +70,7 @@ class VideoWriter:
     def __init__(self, path: str | os.PathLike[str], *, fps: AboveZero = 16.0) -> None:
         target = Path(path)
         self.suffix = target.suffix.lower()
-        if self.suffix not in ("", *_SUFFIXES):
-            raise ArgumentError(f"videos are written as .mp4 or .gif or into a folder, not {target.name}")
+        check_video_name(target)
         check_knobs(type_hints(VideoWriter.__init__), {"fps": fps}, owner="VideoWriter: ")
         self.fps, self.frames = fps, 0
         self._sink: Any = None

@@ -55,8 +55,7 @@ def sentences(text: str) -> list[str]:
     text = FENCE.sub("\n\n", text)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL)
-    # A list item that begins with a name in bold and code is a row of names, as in docs/support.md.
-    lines = ["" if re.match(r"\s*(\||#|>|!\[|- \*\*[^*]*\*\* \(`)", line) else line for line in text.splitlines()]
+    lines = ["" if re.match(r"\s*(\||#|>|!\[)", line) else line for line in text.splitlines()]
     lines = [re.sub(r"^\s*([-*]|\d+\.)\s+", "\n", line) for line in lines]
     blocks = re.split(r"\n\s*\n", "\n".join(lines))
     plain = [re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", block)).replace("\n", " ") for block in blocks]

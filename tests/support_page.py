@@ -1,86 +1,91 @@
-"""Writes the page of what each family of models runs under; `tests.tables` files it as docs/support.md."""
+"""Writes what each family of models runs under; `tests.tables` puts it into docs/support.md."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import get_args
+import functools
+import re
+import sys
+import textwrap
+from pathlib import Path
 
-from partsong.parallel.adapters import ADAPTERS
-from partsong.parallel.strategy import Kind
-from partsong.samplers.support import denoising, support_rows
+import diffusers
+import diffusers.models
 
-_CLASSES = get_args(Kind)
+from partsong.parallel.adapters import ADAPTERS, Adapter
+from partsong.samplers.support import denoising
 
-_HEAD = """# Support
+_HEAD = """{counts}
 
-What each family of models runs under; `partsong list support MODEL` prints one of them, for the name of a family, a
-model or a pipeline. This page is written from the code by `python -m tests.tables`. A plan asks the same question
-before any work and raises the reason.
+Find your model's class in the first column. *yes* means that the strategy runs, in the class that the first row has
+for it: *exact* equals one rank up to rounding, *approximate* drifts and equals it at a setting its page names,
+*bounded* comes with a certificate. *no* is refused before any work, for the [reason](#reasons) of that number.
+`partsong list support MODEL` prints the same for the name of a family, a model or a pipeline.
 
-*exact* equals one rank up to rounding, *approximate* drifts and equals it at a setting its page names, *bounded* comes
-with a certificate. With [compressed exchange](wires.md) Ulysses, Ring, Usp and TokenRing are *approximate*. Every cell
-that is not refused is in the tests, against the serial model: those of older families on 1 to 4 ranks, those of newer
-ones on 2 ranks and, with their pipelines, on 2 and 3.
-
-More ranks than there are rows, heads, blocks or tokens to share out are refused for their number, with the largest that
-fits: that depends on the size of a picture, and is in no table.
-
-Numbers in brackets are reasons, below. After the families the same is shown as one [matrix](#matrix).
-
-## Families
+## Matrix
 """
-_TAIL = """
-A transformer without a row is given one inferred from its structure where that is plain (embed, self-attending
-blocks, project; the text by cross-attention). Its first call is computed serially as well and refused where the two
-differ. Image-to-image, inpainting and ControlNet pipelines of a family work as the family does. Where a model's tokens
-or rows are cut, so are those of its ControlNet, and each rank computes its share of the residuals: for Flux, SD3,
-Qwen-Image, HunyuanDiT, Sana and the UNets, `ControlNetUnionModel` and `SparseControlNetModel` included. Other
-ControlNets run whole on every rank, such as Z-Image's, which shares layers with the model, and those that average over
-the picture.
-"""
+#: Advice at the end of a refusal that the page gives once, before all reasons.
+_USUAL = re.compile(r"use Ulysses\b.*|use (ClipParallel, )?CfgParallel( or DataParallel)?|leave it out")
 
 
-def support_page() -> str:
-    """The support page, as Markdown."""
-    rows, reasons = support_rows(), _reasons()
-    numbers = {reason: number for number, reason in enumerate(dict.fromkeys(reasons.values()), 1)}
-    families = [_family(row, reasons, numbers) for row in rows]
-    lines = [
-        "",
-        "## Matrix",
-        "",
-        "| " + " | ".join(["architecture", *(f"`{name}`" for name in list(rows[0])[2:])]) + " |",
-    ]
-    lines.append("|---" * (len(rows[0]) - 1) + "|")
-    for row in rows:
-        cells = [
-            f"{cell} [{numbers[reasons[row['model'], name]]}]" if cell == "refused" else cell
-            for name, cell in list(row.items())[2:]
-        ]
-        lines.append(f"| {row['architecture']} (`{row['model']}`) | " + " | ".join(cells) + " |")
-    notes = ["## Reasons", "", *(f"[{number}] {reason}.\n" for reason, number in numbers.items()), "## Arguments", ""]
-    return "\n".join([_HEAD, *families, *lines, "", *notes, *_arguments(), _TAIL])
+def support_part() -> str:
+    """The part of the page that is written from the code, as Markdown."""
+    kinds = denoising()
+    groups: dict[tuple[str | None, ...], list[Adapter]] = {}
+    for adapter in ADAPTERS.values():
+        groups.setdefault(tuple(_reason(kind().refuses(adapter)) for kind in kinds), []).append(adapter)
+    numbers = {why: number for number, why in enumerate(dict.fromkeys(w for key in groups for w in key if w), 1)}
+    lines = ["| models | " + " | ".join(f"`{kind.__name__}`" for kind in kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
+    lines.append("| *class* | " + " | ".join(f"*{kind().kind}*" for kind in kinds) + " |")
+    for key, adapters in groups.items():
+        names = "<br>".join(f"{adapter.family} (`{adapter.model}`)" for adapter in adapters)
+        cells = ("yes" if why is None else f"no [{numbers[why]}]" for why in key)
+        lines.append(f"| {names} | {' | '.join(cells)} |")
+    notes = ["## Reasons", "", _ADVICE, "", *(f"{number}. {why}." for why, number in numbers.items())]
+    return "\n".join([_HEAD.format(counts=_counts()), *lines, "", *notes, "", *_arguments(), ""])
 
 
-def _family(row: Mapping[str, str], reasons: Mapping[tuple[str, str], str], numbers: Mapping[str, int]) -> str:
-    """Writes what one family runs under, as an item of a list."""
-    by_class: dict[str, list[str]] = {}
-    for strategy, cell in list(row.items())[2:]:
-        why = f" [{numbers[reasons[row['model'], strategy]]}]" if cell == "refused" else ""
-        by_class.setdefault(cell, []).append(strategy + why)
-    parts = (f"*{cell}* {', '.join(by_class[cell])}" for cell in (*_CLASSES, "refused") if cell in by_class)
-    return f"- **{row['architecture']}** (`{row['model']}`): {'; '.join(parts)}"
+_ADVICE = """Reasons are written as errors have them, where *it* is the model. An error also names what works instead:
+Ulysses for most models, and CfgParallel or DataParallel for those whose tokens and rows are not cut."""
 
 
-def _reasons() -> dict[tuple[str, str], str]:
-    pairs = ((adapter, kind) for adapter in ADAPTERS.values() for kind in denoising())
-    reasons = {(adapter.model, kind.__name__): kind().refuses(adapter) for adapter, kind in pairs}
-    return {pair: reason for pair, reason in reasons.items() if reason is not None}
+def _reason(refusal: str | None) -> str | None:
+    """Takes the usual advice off a refusal."""
+    why, _, advice = (refusal or "").rpartition("; ")
+    return None if refusal is None else why if _USUAL.fullmatch(advice) else refusal
+
+
+def _counts() -> str:
+    """Says how many models of diffusers have a row, and how many are known to diffusers' own parallelism."""
+    classes = _classes()
+    rows = [name for name in classes if name in ADAPTERS]
+    cut = [name for name in rows if ADAPTERS[name].whole is None]
+    missing = ", ".join(f"`{name}`" for name in sorted(classes.keys() - ADAPTERS.keys()))
+    text = (
+        f"Of the {len(classes)} transformers and UNets of diffusers {diffusers.__version__}, partsong has a row for "
+        f"{len(rows)}, and cuts {len(cut)} of them into tokens or rows. diffusers' own context or tensor parallelism "
+        f"has a plan for {sum(classes.values())}. Without a row are {missing}."
+    )
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+@functools.cache
+def _classes() -> dict[str, bool]:
+    """Maps each transformer and UNet of diffusers to whether it has a plan there, read without importing them all."""
+    folder = Path(diffusers.models.__file__ or "").parent
+    modules: dict[str, str] = sys.modules["diffusers.models"].__dict__["_class_to_module"]
+    classes = {}
+    for name, module in modules.items():
+        if module.partition(".")[0] in ("transformers", "unets"):
+            text = (folder / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+            head, _, body = text.partition(f"\nclass {name}(")[2].partition("):\n")
+            if "nn.Module" not in head:  # which is a part of a model
+                classes[name] = bool(re.search(r"^    _[ct]p_plan\b", body.partition("\nclass ")[0], re.MULTILINE))
+    return classes
 
 
 def _arguments() -> list[str]:
     """Lists the arguments of a model's forward that are refused where its tokens are cut."""
-    lines = ["These arguments of the models are refused where tokens or rows are cut:", ""]
+    lines = ["## Arguments", "", "These arguments of the models are refused where tokens or rows are cut:", ""]
     lines += ["| model | argument | why |", "|---|---|---|"]
     for adapter in ADAPTERS.values():
         lines += [f"| `{adapter.model}` | `{name}` | {reason} |" for name, reason in adapter.refused.items()]

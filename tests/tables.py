@@ -20,7 +20,7 @@ from partsong.samplers.registry import BUILT_IN, use_when
 from partsong.samplers.text import RULES
 from partsong.serving.app import endpoints
 from tests.features.page import with_page
-from tests.support_page import support_page
+from tests.support_page import support_part
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -88,6 +88,7 @@ def pictures_apart() -> list[str]:
 #: Files with a part that is written, which stands between two lines: the first of them, the second, and the part.
 PARTS: Mapping[Path, tuple[str, str, str]] = {
     DOCS / "strategies.md": ("<!-- strategies: begin -->\n", "<!-- strategies: end -->\n", strategy_table()),
+    DOCS / "support.md": ("<!-- support: begin -->\n", "<!-- support: end -->\n", support_part()),
     DOCS / "text.md": ("<!-- rules: begin -->\n", "<!-- rules: end -->\n", rule_table()),
     DOCS / "thinking.md": ("<!-- strategies: begin -->\n", "<!-- strategies: end -->\n", thinking_table()),
     DOCS / "serve.md": ("<!-- endpoints: begin -->\n", "<!-- endpoints: end -->\n", endpoint_table()),
@@ -116,7 +117,6 @@ def documents() -> dict[Path, str]:
     drawing = (row.strategy for row in BUILT_IN if not issubclass(row.strategy, TextOnly))
     names = "".join(f"{kebab(kind.__name__)}\n" for kind in drawing)
     whole = {
-        DOCS / "support.md": support_page(),
         DOCS / "with.md": with_page(),
         ROOT / "integrations" / "comfyui" / "strategies.txt": names,
     }

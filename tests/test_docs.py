@@ -99,10 +99,13 @@ NOT_RUN = {
     ("README.md", 0): "needs a large model; test_readme_example_runs puts a small one in its place",
     ("docs/engines.md", 0): "asks a server",
     ("docs/engines.md", 3): "starts llama.cpp on a file of 4-bit weights",
-    ("docs/engines.md", 4): "asks 50 questions of two engines on a cluster",
+    ("docs/engines.md", 4): "starts two engines on a cluster",
     ("docs/thinking-eval.md", 0): "asks 100 questions three times",
     ("docs/thinking-eval.md", 1): "draws 64 answers to 100 questions",
     ("docs/thinking-eval.md", 3): "evaluates a task file of the user's",
+    ("docs/your-script.md", 0): "needs a large model; tests/test_your_script.py puts a small one in its place",
+    ("docs/your-script.md", 1): "the same",
+    ("docs/your-script.md", 2): "the same",
 }
 
 #: Blocks that take seconds for what has tests of its own, and where: ``make test-full`` runs them.
@@ -111,7 +114,7 @@ LATER = {
     ("docs/methods/expert-parallel.md", 0): "tests/parallel/test_expert_parallel.py",
     ("docs/methods/hogwild.md", 0): "tests/reasoning/test_hogwild_strategy.py",
     ("docs/scaling-out.md", 0): "tests/parallel/test_shares.py",
-    ("docs/speculation.md", 3): "tests/reasoning/test_saguaro.py",
+    ("docs/speculation.md", 2): "tests/reasoning/test_saguaro.py",
     ("docs/text.md", 1): "tests/parallel/test_text_models.py",
 }
 

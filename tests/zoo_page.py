@@ -23,23 +23,29 @@ from tests.zoo_samples import CAPTIONS, MOVING, SAMPLES
 PAGE = ROOT / "docs" / "zoo.md"
 WEIGHTS = "zoo/partsong_zoo/weights"
 
-INTRODUCTION = """# The zoo
+INTRODUCTION = """# Bundled models
 
-These models come in packages of their own: `pip install . ./zoo ./zoo/pictures` installs all of them from a checkout,
-and `shapes-few`, `shapes-unet`, `shapes-experts` and `tiles` are in the last. They are small enough to sample on a
-laptop, and trained well enough that a change for the worse shows. Each was trained by a recipe of this repository on
-data that a program draws. All are stock folders of diffusers or transformers, except `shapes-experts`, which needs that
-of `shapes` beside it. `zoo.load("shapes")` loads one, `--model shapes` names one on the command line, and
-`partsong list models` lists them.
+Small trained models (*the zoo*) to try things with: they sample on a laptop, and are trained well enough that a change
+for the worse shows. `pip install . ./zoo ./zoo/pictures` installs all of them from a checkout; `shapes-few`,
+`shapes-unet`, `shapes-experts` and `tiles` are in the last. `zoo.load("shapes")` loads one, `--model shapes` names one
+on the command line, and `partsong list models` lists them. All are stock folders of diffusers or transformers, except
+`shapes-experts`, which needs that of `shapes` beside it. Each was trained by a recipe of this repository on data that a
+program draws.
 
 *Facts read* is the part of a caption that a reader finds in the picture ([words](README.md#words)). Training times are
 those of the recipe on processor cores. MB are those of the weights' folder.
 """
 
 END = """`python -m tests.zoo_samples` draws the pictures and answers again, and `python -m tests.zoo_page` writes this
-page. To train a model of your own, see the [recipes](../zoo/recipes/README.md). More on `sums` is in
-[a model to think with](thinking-eval.md#a-small-model-to-think-with).
+page. To train a model of your own, see the [recipes](../zoo/recipes/README.md).
 """
+
+
+def shown() -> str:
+    """Says what all pictures and clips below show."""
+    pictures, clips = ("; ".join(captions) for captions in (CAPTIONS, MOVING))
+    text = f"Pictures below have these captions, from left to right: {pictures}. Clips have these: {clips}."
+    return textwrap.fill(text, 120, break_on_hyphens=False)
 
 
 def parameters(model: ZooModel) -> int:
@@ -169,26 +175,23 @@ def models() -> str:
 
 def section(model: ZooModel, samples: dict[str, Any]) -> str:
     """Returns what a model is, and a picture, a clip or an answer of it."""
-    text = textwrap.fill(model.description[0].upper() + model.description[1:], 120, break_on_hyphens=False)
-    lines = [f"## {model.name}", "", text, ""]
-    if model.base is not None:
-        lines += [f"Its folder holds what differs from `{model.base}`.", ""]
+    text = model.description[0].upper() + model.description[1:]
+    text += f" [Card](../{WEIGHTS}/{model.name}/README.md)."
+    lines = [f"## {model.name}", "", textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False), ""]
     if model.kind == "text":
         sample = samples[model.name]
         return "\n".join([*lines, "```text", sample["prompt"], f"-> {sample['text']}", "```", ""])
-    captions, suffix = (CAPTIONS, "png") if model.kind == "image" else (MOVING, "gif")
+    suffix = "png" if model.kind == "image" else "gif"
     shares = ", ".join(f"{share:.2f}" for share in samples[model.name]["facts"])
     alt = f"Four {'pictures' if model.kind == 'image' else 'clips'} of {model.name}"
-    lines += [f"![{alt}](images/zoo-{model.name}.{suffix})", ""]
-    lines += [f"Facts read, from left to right: {shares}. Captions:", ""]
-    return "\n".join([*lines, *(f"- {caption}" for caption in captions), ""])
+    return "\n".join([*lines, f"![{alt}](images/zoo-{model.name}.{suffix})", "", f"Facts read: {shares}.", ""])
 
 
 def page() -> str:
     """Returns docs/zoo.md."""
     samples = json.loads(SAMPLES.read_text(encoding="utf-8"))
     sections = [section(model, samples) for model in zoo.MODELS.values()]
-    return "\n".join([INTRODUCTION, models(), "", *sections, END])
+    return "\n".join([INTRODUCTION, models(), "", shown(), "", *sections, END])
 
 
 def write() -> None:

@@ -40,6 +40,7 @@ from partsong.cli.ranks import is_main
 from partsong.cli.suites.options import Eval, EvalSuite, PlannerEval, Promises, Reasoning
 from partsong.cli.suites.picture_options import PictureEval, VideoEval
 from partsong.errors import DistributedError, NotANumberError, OutputError, PartsongError
+from partsong.foreign_messages import hide_foreign_messages
 from partsong.knobs import did_you_mean
 from partsong.left_out_libraries import leave_out
 from partsong.outputs import check_writable, write_json
@@ -92,6 +93,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     try:
         options = parse(sys.argv[1:] if args is None else args)
         if args is None:
+            if not options.debug:
+                hide_foreign_messages()
             _start_sooner(options)
         result = _run(options)
         if result and is_main():
@@ -119,8 +122,12 @@ def _start_sooner(options: Any) -> None:
     named = options.model or ""  # without one, `plan` reads the settings of published models
     folder = zoo.MODELS[named].folder if named in zoo.MODELS else Path(named) if named else None
     folder = folder if folder is not None and folder.is_dir() else None
-    if folder is not None and next(folder.rglob("adapter_config.json"), None) is None:
-        leave_out("peft")  # diffusers imports it for adapters, which these commands never load
+    if folder is not None:
+        # diffusers imports them for adapters and quantised weights, where it can.
+        if next(folder.rglob("adapter_config.json"), None) is None:
+            leave_out("peft")
+        if not any(b"quantization_config" in file.read_bytes() for file in folder.rglob("config.json")):
+            leave_out("torchao")
     elif folder is None and isinstance(options, Planning):
         # Only the configuration of a published model is read.
         leave_out("accelerate", "peft", "scipy", "transformers")

@@ -15,6 +15,7 @@ from partsong.cli.sampling import check_sampling, comparison_lines, job_fields, 
 from partsong.errors import ArgumentError
 from partsong.jobs.pipeline_source import find_pipeline
 from partsong.outputs import write_json
+from partsong.videos import check_video_name
 
 __all__ = ["summary", "video"]
 
@@ -73,8 +74,7 @@ def _zoo_model(options: Video) -> str:
 
 
 def _check(options: Video) -> None:
-    if Path(options.out).suffix.lower() not in (".mp4", ".gif", ""):
-        raise ArgumentError(f"--out {options.out}: videos are written as .mp4 or .gif, or into a folder")
+    check_video_name(options.out)
     if not 0 < options.fps < 1000:
         raise ArgumentError(f"--fps {options.fps}: frames per second lie between 0 and 1000")
     check_sampling(options)

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 
+from partsong.foreign_messages import hide_if_parent_does
 from partsong.fork_server import LEFT_OUT
 from partsong.left_out_libraries import leave_out
 from partsong.parent import end_with_parent
@@ -16,3 +17,4 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 # A tenth of the time of importing: next to nothing of what is made is garbage.
 gc.disable()
 leave_out(*os.environ.pop(LEFT_OUT, "").split())
+hide_if_parent_does()

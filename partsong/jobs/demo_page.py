@@ -59,7 +59,6 @@ def render_page(job: DemoJob, methods: Sequence[Method], hardware: str) -> str:
     return environment.get_template("demo.html.j2").render(
         job=job,
         columns=[_column(method) for method in methods],
-        rows=[_row(method) for method in methods],
         speed=bars([(m.name, m.kind, m.speedup, f"{m.speedup:.2f}x") for m in methods]),
         closeness=bars([(m.name, m.kind, _finite(m.psnr), _psnr(m.psnr)) for m in methods[1:]], full=FULL_PSNR),
         hardware=hardware,
@@ -119,7 +118,7 @@ def _column(method: Method) -> dict[str, Any]:
     for pixels, facts in zip(method.images, method.facts, strict=True):
         details = "\n".join(f"{'yes' if held else 'NO'}  {fact}" for fact, held in facts.items())
         cells.append({"picture": picture(pixels), "held": sum(facts.values()), "facts": len(facts), "details": details})
-    return {"name": method.name, "kind": method.kind, "cells": cells}
+    return {"name": method.name, "kind": method.kind, "cells": cells, "row": _row(method)}
 
 
 def _row(method: Method) -> dict[str, str]:

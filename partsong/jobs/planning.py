@@ -116,7 +116,7 @@ def machine_here(ranks: int) -> Machine:
 
 
 def paste(name: str, advice: Advice, subject: Subject, **asked: Any) -> list[str]:
-    """Writes the command line and the lines of Python for the first of the mixes.
+    """Writes the command line and the lines of Python for the first of the mixes; on several nodes, for each of them.
 
     Args:
         name: what `from_pretrained` takes.
@@ -125,9 +125,14 @@ def paste(name: str, advice: Advice, subject: Subject, **asked: Any) -> list[str
         **asked: sizes and steps that were asked for; None for those that were not.
     """
     best, ranks = advice.choice, advice.machine.ranks
-    nproc = ranks if best.strategies else 1
     sizes = {key: asked[key] for key in ("height", "width", "frames", "steps") if asked.get(key) is not None}
-    command = f"partsong {'video' if subject.frames > 1 else 'image'} PROMPT --model {name} --nproc {nproc}"
+    nodes = ranks // advice.machine.per_node if best.strategies else 1
+    command = f"partsong {'video' if subject.frames > 1 else 'image'} PROMPT --model {name}"
+    if nodes > 1:
+        each = f"--nnodes {nodes} --nproc-per-node {advice.machine.per_node}"
+        command = f"torchrun {each} --rdzv-backend c10d --rdzv-endpoint FIRST_BOX:29500 -m {command}"
+    else:
+        command += f" --nproc {ranks if best.strategies else 1}"
     command += "".join(f" --strategy {format_knobs(strategy, strategies())}" for strategy in best.strategies)
     command += "".join(f" --{key} {value}" for key, value in sizes.items())
     names = {"frames": "num_frames", "steps": "num_inference_steps"}

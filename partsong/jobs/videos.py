@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from partsong import zoo
@@ -72,12 +73,21 @@ def run_video(job: VideoJob) -> dict[str, Any]:
             with Ledger(job.ledger) as records:
                 run = draw_video(job, plan, writer, keeps=keeps and mesh.is_main)
             spent = records.summary()
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
-            if not is_on_host(mesh.device):
-                peak = torch.accelerator.max_memory_allocated(mesh.device) / 2**20
-            row = [run.seconds, spent["bytes_sent"], spent["seconds_waiting"], peak]
+            row = [run.seconds, spent["bytes_sent"], spent["seconds_waiting"], _peak_memory(mesh.device)]
             rows = gather(mesh, row, "end of the timed run")
             return _report(job, plan, run, rows, serial) if mesh.is_main else {}
+
+
+def _peak_memory(device: torch.device) -> float:
+    """Returns the most memory that was used so far, in MiB: of the accelerator, or of this process."""
+    if not is_on_host(device):
+        return torch.accelerator.max_memory_allocated(device) / 2**20
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset / 2**20
+    import resource  # not on Windows
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def _serial(job: VideoJob, pipe: Any, mesh: Mesh) -> VideoRun | None:

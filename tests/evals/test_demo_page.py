@@ -85,6 +85,8 @@ def test_page_says_what_was_measured() -> None:
     ):
         assert fact in text
     assert "correctness" in text
+    head = text[: text.index("<figure")]
+    assert "<h1>partsong: 2 workers" in head and head.count("1.50x, differs by 0.2") == 2
 
 
 def test_page_escapes_what_it_prints() -> None:

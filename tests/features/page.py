@@ -8,42 +8,47 @@ from tests.features.groups import GROUPS
 
 _HEAD = """# What runs with what
 
-This is what users put on a pipeline, tried with each strategy. The page is written from the tests' own table by
-`python -m tests.tables`, and every cell is a test. It takes two ranks and a tiny random pipeline of diffusers in
-float64, against the same pipeline with the same feature on one process without a plan. *yes* means that both pictures
-agree to 1e-9, that a second one does too, that the bytes are those which `explain()` predicts, and that the pipeline
-makes the same picture after `undo()`. A number says why the feature is refused, [below](#reasons), with one error on
-all ranks before any work. Approximate strategies run at the setting at which they are exact.
+Whether what you put on a pipeline, such as a LoRA or offloading, runs under a plan. Every cell is a test: two ranks and
+a tiny random pipeline of diffusers in float64, against the same pipeline with the same feature on one rank without a
+plan. *yes* means that both pictures agree to 1e-9, a second one too, that the bytes are those which `explain()`
+predicts, and that the pipeline makes the same picture after `undo()`. Approximate strategies run at the setting at
+which they are exact. *before* and *after* say which was tried: the feature first and then `parallelize()`, or the
+feature on a pipeline under a plan that has made a picture. `python -m tests.tables` writes this page.
+"""
 
-*before* and *after* say in which order it was tried: the feature first and then `parallelize()`, or the feature on a
-pipeline under a plan that has made a picture. Where both stand, the cell holds for both.
+_EVERY = """## With every strategy
+
+| feature | pipeline | tried |
+|---|---|---|"""
+
+_SOME = """
+## With some strategies
+
+*no* is refused before any work, with one error on all ranks, for the [reason](#reasons) of that number.
 """
 
 _TAIL = """## Order
 
-Call diffusers' own methods in any order. Under a plan, those that change layers (`load_lora_weights`,
-`unload_lora_weights`, `fuse_lora`, `delete_adapters`, `load_ip_adapter`, `add_adapter`, `enable_cache`,
-`enable_layerwise_casting`, the offloads and their opposites) take the plan off, do their work on the bare model and put
-the plan on again. So call them on every rank, between pictures. That costs as much as `undo()` and `parallelize()`:
-nothing to speak of where ranks have whole weights; ShardedWeights gathers the whole model on every rank for a moment,
-TensorParallel puts its weights together again, and a model that was read in shares is read whole. `set_adapters`,
-which weighs what is loaded, costs nothing. Layers that were changed past these methods, such as by peft's own
+Call diffusers' own methods in any order, on every rank, between pictures. Under a plan, those that change layers
+(`load_lora_weights`, `unload_lora_weights`, `fuse_lora`, `delete_adapters`, `load_ip_adapter`, `add_adapter`,
+`enable_cache`, `enable_layerwise_casting`, the offloads and their opposites) take the plan off, do their work on the
+bare model and put the plan on again. That costs next to nothing where ranks have whole weights; ShardedWeights gathers
+the whole model on every rank for a moment, TensorParallel puts its weights together again, and a model that was read in
+shares is read whole. `set_adapters` costs nothing. Layers that were changed past these methods, such as by peft's own
 functions, are noticed and refused at the next picture.
 
 ## Arguments of a call
 
-What a pipeline passes to its model by position reaches the model by position, and what it passes by keyword by
-keyword, under every strategy. So what wraps a model's `forward` and reads keywords hears the scale of a LoRA in
-`joint_attention_kwargs={"scale": 0.5}`.
+What a pipeline passes to its model by position or by keyword reaches the model in the same way. So what wraps a model's
+`forward` and reads keywords sees the scale of a LoRA in `joint_attention_kwargs={"scale": 0.5}`.
 
 ## A second pipeline around the same model
 
 A plan follows the scheduler of its own pipeline. A second pipeline around the same model, such as
-`OtherPipeline(**pipe.components)`, and a loop of your own with another scheduler run under the plan too. A call of the
-model that belongs to no generation of the plan's pipeline begins one, and its steps are known by its timesteps. Give
-such a pipeline a generator on every rank, since the plan shares the noise of its own pipeline only. What steps keep for
-later ones is forgotten when a pipeline's call ends, and when another one calls the model in the middle of it, such as
-in a callback: the steps after that are computed like first steps.
+`OtherPipeline(**pipe.components)`, and a loop of your own with another scheduler run under the plan too: their steps
+are known by their timesteps. Give such a pipeline a generator on every rank, since the plan shares the noise of its own
+pipeline only. What steps keep for later ones is forgotten when a pipeline's call ends, and when another one calls the
+model in the middle of it, such as in a callback: the steps after that are computed like first steps.
 
 ## LoRA
 
@@ -55,24 +60,18 @@ another model is one error, also where diffusers only warns and continues withou
 
 ## Offloading
 
-These were tried on CPUs, where the device that computes is the one that weights wait on: hooks, orders and pictures
-are tested, the memory of a GPU is not. A plan's hooks stand inside of `enable_model_cpu_offload`, which takes off what
-is outside of it at the end of each call.
+Hooks, orders and pictures are tested on CPUs, the memory of a GPU is not. A plan's hooks stand inside of
+`enable_model_cpu_offload`, which takes off what is outside of it at the end of each call.
 
 ## Caches of diffusers
 
-`enable_cache` counts steps or compares values. One that counts leaves out the same layers on every rank, so ranks never
-wait for each other for nothing. One that compares would decide on each rank by what that rank has; StepCache does so
-too, and its ranks decide together.
+A cache of `enable_cache` that counts steps leaves out the same layers on every rank. One that compares values would
+decide on each rank by what that rank has; StepCache does so too, and its ranks decide together.
 
-## ControlNets
+## ControlNets and modular pipelines
 
-They are cut as the model is and not repeated on every rank; [support](support.md) says which ones.
-
-## Modular pipelines
-
-Give them a generator: without one every rank draws noise of its own, and the first step says so. EncodeOnce needs an
-`encode_prompt`, which they do not have.
+ControlNets are cut as the model is; [support](support.md#what-the-matrix-leaves-out) says which ones. Give modular
+pipelines a generator: without one every rank draws noise of its own, and the first step says so.
 """
 
 
@@ -128,15 +127,23 @@ def with_page() -> str:
     """The page, as Markdown."""
     used = [key for groups in REFUSED.values() for key in groups.values()]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(used), 1)}
-    lines = ["| feature | pipeline | tried | " + " | ".join(f"`{group}`" for group in GROUPS) + " |"]
+    lines = [_HEAD, _EVERY]
+    everywhere = [feature for feature in FEATURES.values() if not _refused(feature.name)]
+    lines += [f"| {each.name} | {_pipeline(each)} | {', '.join(each.orders)} |" for each in everywhere]
+    lines += [_SOME, "| feature | pipeline | tried | " + " | ".join(f"`{group}`" for group in GROUPS) + " |"]
     lines.append("|---" * (3 + len(GROUPS)) + "|")
     for feature in FEATURES.values():
-        cells = [_cell(feature.name, group, numbers) for group in GROUPS]
-        lines.append(f"| {feature.name} | {_pipeline(feature)} | {', '.join(feature.orders)} | {' | '.join(cells)} |")
-    reasons = ["", "## Reasons", "", *(f"[{number}] ... {REASONS[key]} ...\n" for key, number in numbers.items())]
+        if _refused(feature.name):
+            cells = " | ".join(_cell(feature.name, group, numbers) for group in GROUPS)
+            lines.append(f"| {feature.name} | {_pipeline(feature)} | {', '.join(feature.orders)} | {cells} |")
+    reasons = ["", "## Reasons", "", *(f"{number}. ... {REASONS[key]} ..." for key, number in numbers.items())]
     yours = ["", "## What you do yourself", "", "| what you do under a plan | what happens |", "|---|---|"]
     yours += [f"| {what} | {happens} |" for what, happens in _YOURS]
-    return "\n".join([_HEAD, *lines, *reasons[:-1], reasons[-1].rstrip("\n"), *yours, "", _TAIL])
+    return "\n".join([*lines, *reasons, *yours, "", _TAIL])
+
+
+def _refused(name: str) -> bool:
+    return bool(REFUSED.get(name) or REFUSED_AFTER.get(name))
 
 
 def _cell(name: str, group: str, numbers: dict[str, int]) -> str:

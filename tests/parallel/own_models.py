@@ -1,4 +1,4 @@
-"""Models that are no classes of diffusers: that of docs/own-model.md, and others that attend in other forms."""
+"""Models that are no classes of diffusers: that of docs/support.md, and others that attend in other forms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.documents import ROOT
 
 def page_names() -> dict[str, Any]:
     """What the first example of the page defines."""
-    text = (ROOT / "docs" / "own-model.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "support.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {"__name__": "own_model_page"}
     exec(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0], names)
     return names

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ from partsong.errors import ArgumentError, PartsongError, UnsupportedError
 from partsong.parallel import AXES, Mesh, Strategy, mesh_for
 from partsong.parallel.ranks.launch import launch
 from partsong.samplers.registry import strategies
+from tests.documents import ROOT
 from tests.parallel import mesh_worker
 
 
@@ -160,3 +165,38 @@ def test_a_strategy_is_read_from_text(text: str, want: Strategy) -> None:
 def test_text_that_is_no_strategy_is_refused(text: str, found: str) -> None:
     with pytest.raises(ArgumentError, match=found):
         parse_strategy(text)
+
+
+SCRIPT = """
+from partsong import Mesh
+
+def begin():
+    with Mesh(ring=2):
+        raise KeyError("the user's own")
+
+begin()
+"""
+
+
+@pytest.mark.parametrize(
+    ("started", "last", "alone"),
+    [
+        ({}, "draw.py, line 4: the mesh degrees (ring=2) multiply to 2, but this script has one rank; start it with "
+         "torchrun --nproc-per-node 2 draw.py, or choose degrees whose product is 1", True),
+        ({"RANK": "1", "WORLD_SIZE": "3"}, "[rank1]: draw.py, line 4: the mesh degrees (ring=2) multiply to 2, but "
+         "there are 3 ranks; start 2 ranks or choose degrees whose product is 3", True),
+        ({"PARTSONG_DEBUG": "1"}, "partsong.errors.ArgumentError: the mesh degrees (ring=2) multiply to 2, but this "
+         "script has one rank; start it with torchrun --nproc-per-node 2 draw.py, or choose degrees whose product is 1",
+         False),
+    ],
+)  # fmt: skip
+def test_an_error_of_ours_ends_a_script_in_one_line(
+    tmp_path: Path, started: dict[str, str], last: str, alone: bool
+) -> None:
+    (tmp_path / "draw.py").write_text(SCRIPT.lstrip())
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **started}
+    ran = subprocess.run(
+        [sys.executable, "draw.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+    )
+    said = ran.stderr.strip().splitlines()
+    assert ran.returncode == 1 and said[-1] == last and (len(said) == 1) == alone

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from partsong.planner import Advice, advise, machine_named, subject_named
+from tests.planner.table import PLANNED
 
 PAGE = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
 
@@ -38,6 +40,23 @@ def test_pci_express() -> None:
     advice = plan("flux-dev", "2xl20", "pcie4")
     assert advice.choice.strategy.startswith("ring")
     assert faster(advice) == pytest.approx(1.8, abs=0.1)
+    # test_table plans these again.
+    cells = json.loads(PLANNED.read_text(encoding="utf-8"))
+    assert cells["flux-dev 4xl40"].endswith("ring:degree=2 tensor-parallel:degree=2")
+    assert cells["z-image-turbo 4x4090"].endswith("ring:degree=2 ulysses:degree=2")
+    assert cells["flux-dev 8xl40"].endswith("ulysses:degree=8")
+
+
+@pytest.mark.full
+def test_unets() -> None:
+    assert plan("sdxl", "2xl40", "pcie4").choice.strategy.startswith("cfg-parallel")
+    advice = plan("sdxl", "4xl40", "pcie4")
+    seconds = {row.strategy.removesuffix(" parallel-vae encode-once"): row.seconds for row in advice.rows}
+    beside = [f"cfg-parallel:degree=2 {name}:degree=2" for name in ("ring", "sync-patch", "ulysses")]
+    assert advice.choice.strategy.startswith(beside[0])
+    assert [seconds[name] for name in beside] == pytest.approx([advice.choice.seconds] * 3, rel=0.05)
+    assert faster(advice) == pytest.approx(1.7, abs=0.1)
+    assert not plan("sdxl", "4xh100", "nvlink").choice.strategies
 
 
 @pytest.mark.full
@@ -55,6 +74,9 @@ def test_ethernet_between_single_devices() -> None:
     loose = plan("flux-dev", "4xh100", "10gbit", max_drift=0.02)
     quick = [row for row in loose.rows if row.seconds < loose.serial.seconds]
     assert {row.strategy.partition(":")[0] for row in quick} == {"time-parallel", "patch-pipeline"}
+    wide = plan("flux-dev", "2xh100", "10gbit", max_drift=0.05)
+    displaced = min(row.seconds for row in wide.rows if row.strategy.startswith("displaced-patch"))
+    assert displaced > wide.serial.seconds
 
 
 @pytest.mark.full

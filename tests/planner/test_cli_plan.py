@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from partsong import CfgParallel, EncodeOnce
+from partsong import CfgParallel, EncodeOnce, Ulysses
 from partsong.cli import parse
 from partsong.cli.auto import settle_auto
 from partsong.jobs.planning import paste, subject_for
@@ -42,6 +43,18 @@ def test_the_python_of_a_plan_runs() -> None:
     always = replace(advice, rows=mixed, fits_serial=False)  # a model so small is not worth two devices
     _, code = paste(name, always, subject, steps=2)
     assert launch(loading_worker.pasted, 2, code) == [(64, 64)]
+
+
+def test_the_line_for_several_boxes_starts_with_torchrun() -> None:
+    subject, name = subject_for("shapes")
+    apart = machine_named("4xa100", "nvlink3", per_node=2, across="10gbit")
+    advice = advise(subject, apart, steps=2, only=[[CfgParallel(), Ulysses(degree=2)]])
+    mixed = tuple(row for row in advice.rows if row.strategies)
+    line, _ = paste(name, replace(advice, rows=mixed, fits_serial=False), subject)
+    words = shlex.split(line)
+    assert words[:5] == ["torchrun", "--nnodes", "2", "--nproc-per-node", "2"] and "--nproc" not in words
+    options = parse(words[words.index("partsong") + 1 :])
+    assert options.model == name and list(options.strategy) == ["cfg-parallel", "ulysses:degree=2"]
 
 
 @pytest.mark.parametrize(

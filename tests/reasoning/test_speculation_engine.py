@@ -186,7 +186,7 @@ def test_drafters_see_every_step_and_forget_every_text() -> None:
         (
             "nrgam",
             ArgumentError,
-            "no drafter 'nrgam'; the drafters are ngram, jacobi, published, assistant, saguaro, masked, head",
+            r"no drafter 'nrgam'; did you mean ngram\? The drafters are ngram, jacobi, published, assistant, saguaro",
         ),
         ("ngram:size=3", ArgumentError, "drafter ngram has no option 'size'; its options are num, length"),
         (Ngram(length=0), ArgumentError, "Ngram: length=0; use a positive integer"),

@@ -159,7 +159,7 @@ def test_a_strategy_as_text() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("pdf", "no strategy 'pdf'; the strategies are single, self-consistency"),
+        ("pdf", r"no strategy 'pdf'; did you mean pdr\? The strategies are single, self-consistency"),
         ("pdr:width=3", "pdr has no option 'width'; its options are schedule, distillation, keep, workspace_tokens"),
         ("pdr:prompts=x", "no option 'prompts'"),
         ("pdr:schedule=4-2", "end with 1"),

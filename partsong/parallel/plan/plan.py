@@ -59,7 +59,7 @@ def parallelize(
             `LayerPipeline`.
         *strategies: one or more strategies on different mesh axes.
         mesh: the ranks; None makes a mesh that gives each strategy its degree.
-        adapter: what partsong has to know of a model of your own (docs/own-model.md); ``model`` is its class name. The
+        adapter: what partsong has to know of a model of your own (docs/support.md); ``model`` is its class name. The
             first call with each number of samples is compared with that of one rank, and refused if they differ.
             None takes the row that partsong has, or infers one.
 

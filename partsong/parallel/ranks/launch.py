@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from partsong.errors import ArgumentError
+from partsong.foreign_messages import hide_if_parent_does
 from partsong.fork_server import changed_environment, context_with, threads_per_rank
 from partsong.knobs import Count, check_value
 from partsong.parallel.ranks.blame import BLAMED_GRACE, GRACE, RankReport, first_cause, is_blamed
@@ -76,7 +77,9 @@ class _Run:
         from torch.distributed import TCPStore
 
         # Port 0 lets the system choose, so two runs never compete for a port.
-        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        # torch for Windows is built without libuv.
+        has_libuv = sys.platform != "win32"
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=has_libuv)
         self.store.set("partsong/launched", "1")
         context = _context()
         threads = threads_per_rank(self.nproc)
@@ -91,6 +94,7 @@ class _Run:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(self.store.port),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "USE_LIBUV": str(int(has_libuv)),
                 "OMP_NUM_THREADS": threads,
             }
             if sys.platform == "linux":
@@ -177,6 +181,7 @@ def _child(payload: bytes, environment: dict[str, str], pipe: Connection) -> Non
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)
+    hide_if_parent_does()
     import torch
     from tqdm import tqdm
 

@@ -6,9 +6,11 @@ import copy
 import itertools
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -22,6 +24,7 @@ from partsong.knobs import Count, check_knobs
 from partsong.parallel.ranks.axes import AXES, TOKEN_AXES, check_same_shares, check_shares, shares_along
 from partsong.parallel.ranks.backend import agreed_backend, few_blocks
 from partsong.parallel.ranks.health import Heartbeat, note_failure
+from partsong.parallel.ranks.script_errors import print_errors_in_a_line
 from partsong.parallel.ranks.shards import split_sizes
 
 __all__ = ["AXES", "TOKEN_AXES", "Axis", "Mesh", "Network"]
@@ -152,6 +155,7 @@ class Mesh:
         device: str | None = None,
         timeout: float = 120.0,
     ) -> None:
+        print_errors_in_a_line()
         degrees = (data, time, cfg, expert, pipe, stage, clip, patch, ring, ulysses, tensor)
         self.degrees = dict(zip(AXES, degrees, strict=True))
         self.rank, self.world_size = _rank_and_world()
@@ -316,12 +320,15 @@ def check_degrees(degrees: Mapping[str, int], world_size: int) -> None:
     check_knobs(dict.fromkeys(degrees, Count), degrees, "mesh axis ")
     product = math.prod(degrees.values())
     if product != world_size:
-        there = f"there are {world_size} ranks" if world_size > 1 else "there is one rank"
-        how = f" (torchrun --nproc-per-node {product} YOUR_SCRIPT.py)" if world_size == 1 else ""
         axes = " x ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "all axes 1"
+        if world_size == 1:
+            script = Path(getattr(sys.modules["__main__"], "__file__", None) or "YOUR_SCRIPT.py").name
+            change = f"this script has one rank; start it with torchrun --nproc-per-node {product} {script},"
+        else:
+            change = f"there are {world_size} ranks; start {product} rank{'s' if product > 1 else ''}"
         raise ArgumentError(
-            f"the mesh degrees ({axes}) multiply to {product}, but {there}; "
-            f"start {product} rank{'s' if product > 1 else ''}{how} or choose degrees whose product is {world_size}"
+            f"the mesh degrees ({axes}) multiply to {product}, but {change} or choose degrees whose product is "
+            f"{world_size}"
         )
 
 
