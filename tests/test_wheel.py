@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import venv
@@ -81,6 +82,16 @@ def test_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 @pytest.mark.full
+def test_what_an_index_shows_leads_to_the_repository(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("METADATA"))
+        shown = archive.read(name).decode()
+    links = re.findall(r"\]\(([^)]+)\)", shown)
+    assert f"https://raw.githubusercontent.com/partsong/partsong/v{__version__}/docs/images/demo.png" in links
+    assert f"https://github.com/partsong/partsong/blob/v{__version__}/docs/README.md" in links
+    assert all(link.startswith("https://") for link in links)
+
+
 def test_wheels_of_the_zoo_have_every_file_once(zoo_wheels: list[Path]) -> None:
     first, second = map(names_in, zoo_wheels)
     assert not first & second
