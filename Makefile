@@ -10,7 +10,7 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-# SET=oldest takes the oldest versions that partsong allows, SET=newest the newest; each has an environment of its own.
+# SET=oldest takes the versions of constraints-oldest.txt, in an environment of its own.
 SET    ?=
 PINS   := constraints$(addprefix -,$(SET)).txt
 VENV   ?= .venv$(addprefix -,$(SET))

@@ -19,6 +19,8 @@ import torch  # reads the number of threads when it is imported
 
 from tests import covering, few_collections, file_seconds
 from tests.file_seconds import file_of
+from tests.newer_names import older
+from tests.skip_newer import SkipNewer
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -35,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if shard := config.getoption("shard"):
         number, count = map(int, shard.split("/"))
         covering.SHARD = (number % count, count)
+    if older():
+        config.pluginmanager.register(SkipNewer(), "skip_newer")
     if not hasattr(config, "workerinput"):  # the process that hears of every test
         config.pluginmanager.register(file_seconds.Watch(config), "file_seconds")
 

@@ -182,6 +182,6 @@ def test_triton_computes_on_nvidias_newer_cards(
     monkeypatch: pytest.MonkeyPatch, device: str, hip: str | None, capability: tuple[int, int], reason: str
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr(call, "has_triton", lambda: True)
+    monkeypatch.setattr(call, "missing_triton", lambda: "")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert call.triton_refusal.__wrapped__(torch.device(device, 0)) == reason

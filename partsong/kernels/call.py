@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,17 +16,26 @@ from torch import Tensor
 
 from partsong.kernels.masks import SHARED, Causal, Mask, Streams
 
-__all__ = ["HALF", "NO_GRADIENT", "Call", "Segment", "compute_dtype", "has_triton", "refusal", "triton_refusal"]
+__all__ = ["HALF", "NO_GRADIENT", "Call", "Segment", "compute_dtype", "missing_triton", "refusal", "triton_refusal"]
 
 HALF = (torch.float16, torch.bfloat16)
+#: The kernels are tested from this version on; the interpreter of 3.3 computes some of them wrong.
+OLDEST_TRITON = (3, 6)
 #: Why a kernel refuses inputs that require a gradient.
 NO_GRADIENT = "an input requires a gradient and this kernel's log-sum-exp has none (use torch.no_grad())"
 
 
 @functools.cache
-def has_triton() -> bool:
-    """Says whether triton is installed."""
-    return importlib.util.find_spec("triton") is not None
+def missing_triton() -> str:
+    """Says why our Triton kernels cannot be compiled here; empty where they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    try:
+        there = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return ""  # under another name, which brings no version of its own
+    parts = [int(part) for part in re.findall(r"\d+", there)[:2]]
+    return "" if parts >= [*OLDEST_TRITON] else f"it needs triton 3.6 or newer, found {there}"
 
 
 @functools.cache
@@ -34,8 +45,8 @@ def triton_refusal(device: torch.device) -> str:
         return f"the tensors are on {device.type}"
     if torch.version.hip is not None:
         return "it was not tried on ROCm"
-    if not has_triton():
-        return "triton is not installed"
+    if missing_triton():
+        return missing_triton()
     return "" if torch.cuda.get_device_capability(device) >= (8, 0) else "it needs compute capability 8.0 or newer"
 
 

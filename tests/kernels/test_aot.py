@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from partsong.kernels.call import missing_triton
 from tests import covering
 from tests.kernels.aot import ARCHITECTURES, MODULES
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 #: Shared memory a block may have, in bytes.
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024} | dict.fromkeys((86, 89, 120), 99 * 1024)
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = pytest.mark.skipif(bool(missing_triton()), reason=missing_triton() or "it is there")
 
 
 @pytest.fixture(scope="module")

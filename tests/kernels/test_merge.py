@@ -10,7 +10,7 @@ import torch
 
 from partsong.errors import ArgumentError, ArgumentTypeError
 from partsong.kernels import merge
-from partsong.kernels.call import has_triton
+from partsong.kernels.call import missing_triton
 from tests.kernels.oracle import difference, inputs, oracle
 
 
@@ -94,7 +94,7 @@ def test_refusals() -> None:
             merge([good, bad])
 
 
-@pytest.mark.skipif(not has_triton(), reason="triton is not installed")
+@pytest.mark.skipif(bool(missing_triton()), reason=missing_triton() or "it is there")
 @pytest.mark.parametrize("num_parts", [2, 3, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_fused_kernel_equals_its_slow_twin(num_parts, dtype) -> None:

@@ -10,7 +10,6 @@ import itertools
 import os
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from unittest import mock
 
 import pytest
@@ -24,11 +23,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from partsong.kernels import norms
+from partsong.kernels.call import missing_triton
 from tests import covering
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TRITON = pytest.mark.skipif(
-    not (find_spec("triton") and (INTERPRETED or torch.cuda.is_available())), reason="no triton, or nothing to run it"
+    bool(missing_triton()) or not (INTERPRETED or torch.cuda.is_available()), reason="no triton, or nothing to run it"
 )
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 on_triton = partial(pytest.param, "triton", marks=TRITON)

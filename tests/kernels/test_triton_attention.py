@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
 import math
 import os
@@ -16,14 +15,14 @@ from hypothesis import strategies as st
 
 from partsong.kernels import BlockCausal, Causal, Segment, Streams, Tree, attention, force_backend
 from partsong.kernels.backends import triton_attention
-from partsong.kernels.call import Call
+from partsong.kernels.call import Call, missing_triton
 from tests import covering
 from tests.kernels.oracle import difference, inputs, oracle
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
+    pytest.mark.skipif(bool(missing_triton()), reason=missing_triton() or "it is there"),
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="a GPU is here: test_attention runs on it"),
 ]
 

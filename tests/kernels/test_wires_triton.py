@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from partsong.kernels.call import has_triton
+from partsong.kernels.call import missing_triton
 from partsong.parallel.exchange import wires
 from partsong.parallel.exchange.wires import EIGHT_BIT, RESIDUAL, EightBits, FewBits
 
-pytestmark = pytest.mark.skipif(not has_triton(), reason="triton is not installed")
+pytestmark = pytest.mark.skipif(bool(missing_triton()), reason=missing_triton() or "it is there")
 #: Tokens, samples, keys and values, heads, channels: more than a tile of each, odd ones, and few.
 SHAPES = ((37, 1, 2, 5, 27), (3, 2, 1, 1, 7), (33, 1, 1, 2, 64))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from partsong.kernels.call import missing_triton
 from partsong.kernels.token_head import ENV
 
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+needs_triton = pytest.mark.skipif(bool(missing_triton()), reason=missing_triton() or "it is there")
 _TRITON = pytest.param("triton", marks=needs_triton)
 on_each_twin = pytest.mark.parametrize("twin", ["naive", _TRITON], indirect=True)
 on_triton = pytest.mark.parametrize("twin", [_TRITON], indirect=True)

@@ -18,6 +18,7 @@ from torch import nn
 
 from partsong import ExpertMixture
 from partsong.parallel.adapters import Adapter, adapter_for
+from tests.newer_names import there
 from tests.parallel import image_families as more
 from tests.parallel import video_families as video
 from tests.parallel import video_families_2026 as newer
@@ -201,63 +202,66 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-FAMILIES = {
-    family.name: family
-    for family in (
-        Family("DiT", dit, _dit_inputs),
-        Family("PixArt", pixart, _pixart_inputs),
-        Family("PixArt masked", pixart, _masked_pixart_inputs),
-        Family("SD3", sd3, _sd3_inputs),
-        Family("Flux", flux, _flux_inputs, unit=1000),
-        Family("Wan", video.wan, video.wan_inputs, video=True),
-        Family("Flux2", more.flux2, more.flux2_inputs, unit=1000),
-        Family("QwenImage", more.qwen_image, more.qwen_image_inputs, unit=1000),
-        Family("Sana", more.sana, more.sana_inputs),
-        Family("HunyuanDiT", more.hunyuan_dit, more.hunyuan_dit_inputs),
-        Family("Lumina2", more.lumina2, more.lumina2_inputs, unit=1000, ragged=True),
-        Family("AuraFlow", more.aura_flow, more.aura_flow_inputs, unit=1000),
-        Family("Z-Image", more.z_image, more.z_image_inputs, timestep="t", unit=1000, ragged=True),
-        Family("Wan, times per token", video.wan, video.wan_tokens_inputs, video=True),
-        Family("SkyReels-V2", video.skyreels, video.wan_inputs, video=True),
-        Family("SkyReels-V2 forcing", video.skyreels, video.skyreels_forcing_inputs, video=True),
-        Family("LTX-Video", video.ltx, video.ltx_inputs, video=True),
-        Family("LTX-Video, times per token", video.ltx, video.ltx_tokens_inputs, video=True),
-        Family("CogVideoX", video.cogvideox, video.cogvideox_inputs, video=True),
-        Family(
-            "CogVideoX rotary",
-            video.cogvideox_rotary,
-            video.cogvideox_rotary_inputs,
-            video=True,
-        ),
-        Family("HunyuanVideo", video.hunyuan_video, video.hunyuan_video_inputs, video=True),
-        Family(
-            "HunyuanVideo first frame",
-            video.hunyuan_video_first_frame,
-            video.hunyuan_video_inputs,
-            video=True,
-        ),
-        Family("Mochi", video.mochi, video.mochi_inputs, ragged=True, video=True),
-        Family("Latte", video.latte, video.wan_inputs, video=True),
-        Family("Wan VACE", newer.wan_vace, newer.wan_vace_inputs, video=True),
-        Family("ConsisID", newer.consis_id, newer.consis_id_inputs, video=True),
-        Family("ChronoEdit", newer.chrono_edit, video.wan_inputs, video=True),
-        Family("Cosmos", newer.cosmos, video.wan_inputs, video=True),
-        Family("Cosmos, times per frame", newer.cosmos, newer.cosmos_frames_inputs, video=True),
-        Family("HunyuanVideo 1.5", newer.hunyuan_video_15, newer.hunyuan_video_15_inputs, video=True),
-        Family("EasyAnimate", newer.easy_animate, video.wan_inputs, video=True),
-        Family("Helios", newer.helios, newer.helios_inputs, video=True),
-        Family("AnyFlow", newer.any_flow, newer.any_flow_inputs, video=True),
-        Family("Allegro", newer.allegro, newer.allegro_inputs, video=True),
-        Family("Stable Audio", newer.stable_audio, newer.stable_audio_inputs, unit=1000),
-        Family("Stable Audio 3", newer.stable_audio_3, newer.stable_audio_3_inputs, unit=1000),
-        Family("LongCat-AudioDiT", newer.longcat_audio, newer.longcat_audio_inputs, unit=1000),
-        Family("Experts", _experts, _sd3_inputs),
-        *(
-            Family(name, build, inputs, unit=unit)
-            for name, (build, inputs, unit) in (PAIRS | SEQUENCES | NEWER).items()
-        ),
-    )
-}
+FAMILIES = there(
+    {
+        family.name: family
+        for family in (
+            Family("DiT", dit, _dit_inputs),
+            Family("PixArt", pixart, _pixart_inputs),
+            Family("PixArt masked", pixart, _masked_pixart_inputs),
+            Family("SD3", sd3, _sd3_inputs),
+            Family("Flux", flux, _flux_inputs, unit=1000),
+            Family("Wan", video.wan, video.wan_inputs, video=True),
+            Family("Flux2", more.flux2, more.flux2_inputs, unit=1000),
+            Family("QwenImage", more.qwen_image, more.qwen_image_inputs, unit=1000),
+            Family("Sana", more.sana, more.sana_inputs),
+            Family("HunyuanDiT", more.hunyuan_dit, more.hunyuan_dit_inputs),
+            Family("Lumina2", more.lumina2, more.lumina2_inputs, unit=1000, ragged=True),
+            Family("AuraFlow", more.aura_flow, more.aura_flow_inputs, unit=1000),
+            Family("Z-Image", more.z_image, more.z_image_inputs, timestep="t", unit=1000, ragged=True),
+            Family("Wan, times per token", video.wan, video.wan_tokens_inputs, video=True),
+            Family("SkyReels-V2", video.skyreels, video.wan_inputs, video=True),
+            Family("SkyReels-V2 forcing", video.skyreels, video.skyreels_forcing_inputs, video=True),
+            Family("LTX-Video", video.ltx, video.ltx_inputs, video=True),
+            Family("LTX-Video, times per token", video.ltx, video.ltx_tokens_inputs, video=True),
+            Family("CogVideoX", video.cogvideox, video.cogvideox_inputs, video=True),
+            Family(
+                "CogVideoX rotary",
+                video.cogvideox_rotary,
+                video.cogvideox_rotary_inputs,
+                video=True,
+            ),
+            Family("HunyuanVideo", video.hunyuan_video, video.hunyuan_video_inputs, video=True),
+            Family(
+                "HunyuanVideo first frame",
+                video.hunyuan_video_first_frame,
+                video.hunyuan_video_inputs,
+                video=True,
+            ),
+            Family("Mochi", video.mochi, video.mochi_inputs, ragged=True, video=True),
+            Family("Latte", video.latte, video.wan_inputs, video=True),
+            Family("Wan VACE", newer.wan_vace, newer.wan_vace_inputs, video=True),
+            Family("ConsisID", newer.consis_id, newer.consis_id_inputs, video=True),
+            Family("ChronoEdit", newer.chrono_edit, video.wan_inputs, video=True),
+            Family("Cosmos", newer.cosmos, video.wan_inputs, video=True),
+            Family("Cosmos, times per frame", newer.cosmos, newer.cosmos_frames_inputs, video=True),
+            Family("HunyuanVideo 1.5", newer.hunyuan_video_15, newer.hunyuan_video_15_inputs, video=True),
+            Family("EasyAnimate", newer.easy_animate, video.wan_inputs, video=True),
+            Family("Helios", newer.helios, newer.helios_inputs, video=True),
+            Family("AnyFlow", newer.any_flow, newer.any_flow_inputs, video=True),
+            Family("Allegro", newer.allegro, newer.allegro_inputs, video=True),
+            Family("Stable Audio", newer.stable_audio, newer.stable_audio_inputs, unit=1000),
+            Family("Stable Audio 3", newer.stable_audio_3, newer.stable_audio_3_inputs, unit=1000),
+            Family("LongCat-AudioDiT", newer.longcat_audio, newer.longcat_audio_inputs, unit=1000),
+            Family("Experts", _experts, _sd3_inputs),
+            *(
+                Family(name, build, inputs, unit=unit)
+                for name, (build, inputs, unit) in (PAIRS | SEQUENCES | NEWER).items()
+            ),
+        )
+    },
+    lambda family: family.build(8),
+)
 
 
 @functools.cache

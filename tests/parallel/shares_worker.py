@@ -56,7 +56,9 @@ STRATEGIES: dict[str, tuple[Strategy, ...]] = {
 #: Of two and three ranks, and of four.
 SINGLE = [name for name in STRATEGIES if "of pairs" not in name and " x " not in name]
 FOUR = [name for name in STRATEGIES if name not in SINGLE]
-MODELS = ("DiT", "Flux", "SD3", "HunyuanVideo", "Latte", "SD", "SDXL", "Krea 2")
+MODELS = tuple(
+    name for name in ("DiT", "Flux", "SD3", "HunyuanVideo", "Latte", "SD", "SDXL", "Krea 2") if name in FAMILIES
+)
 #: What a case is made of: number of ranks, strategy, model.
 Case = tuple[int, str, str]
 

@@ -22,12 +22,13 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from partsong.kernels.call import Call, Segment, has_triton
+from partsong.kernels.call import Call, Segment
 from partsong.kernels.masks import SHARED, BlockCausal, Causal, ChosenBlocks, Mask, Streams
 from partsong.kernels.merge import merge
 
@@ -58,7 +59,7 @@ def supports(call: Call) -> tuple[bool, str]:
     q = call.q
     if not (q.is_cpu or q.is_cuda):
         return False, f"the tensors are on {q.device.type}, not cuda or cpu"
-    if q.is_cuda and not has_triton():
+    if q.is_cuda and find_spec("triton") is None:
         return False, "triton is not installed (it comes with the CUDA build of torch)"
     if q.is_cuda and q.dtype not in _CUDA_DTYPES:
         return False, f"on CUDA it computes float16, bfloat16 and float32, not {q.dtype}"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from partsong.kernels.backends.cuda import is_aligned
-from partsong.kernels.call import Call, Segment, has_triton, refusal
+from partsong.kernels.call import Call, Segment, missing_triton, refusal
 from partsong.kernels.masks import BlockCausal, Causal, ChosenBlocks, Streams, Tree
 from partsong.kernels.tuned import tuned
 
@@ -58,8 +58,8 @@ def interpreted() -> bool:
 
 def usable() -> tuple[bool, str]:
     """Whether this backend can run on this machine, and why (not)."""
-    if not has_triton():
-        return False, "triton is not installed (it comes with the CUDA build of torch)"
+    if missing_triton():
+        return False, f"{missing_triton()} (it comes with the CUDA build of torch)"
     if interpreted():
         return True, "Triton's interpreter (TRITON_INTERPRET=1): for tests, not for speed"
     if not torch.cuda.is_available():

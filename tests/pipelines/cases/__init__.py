@@ -11,15 +11,21 @@ from collections.abc import Collection
 import diffusers
 
 from partsong.parallel import ADAPTERS, Strategy
+from tests.newer_names import demand, there
 from tests.pipelines.case import DENOISERS, Case
 
 #: Every module here lists its cases in ``HERE``, and in ``LEFT`` the pipelines of its families that have none.
 _MODULES = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
 
-CASES: dict[str, Case] = {case.name: case for module in _MODULES for case in module.HERE}
+CASES: dict[str, Case] = there(
+    {case.name: case for module in _MODULES for case in module.HERE},
+    lambda case: demand(getattr(diffusers, case.pipeline)),
+)
 
 #: The family of every case: the module that lists it.
-FAMILY: dict[str, str] = {case.name: module.__name__ for module in _MODULES for case in module.HERE}
+FAMILY: dict[str, str] = {
+    case.name: module.__name__ for module in _MODULES for case in module.HERE if case.name in CASES
+}
 
 
 #: Deprecated ones that diffusers hides where a package is missing.

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partsong.errors import UnsupportedError
 from partsong_zoo.training.common import multiplies_bfloat16
 
 
@@ -34,7 +35,10 @@ def orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], num
     return x.T if is_tall else x
 
 
-class KernelMuon(torch.optim.Muon):
+_MUON: Any = getattr(torch.optim, "Muon", None)
+
+
+class KernelMuon(_MUON or torch.optim.Optimizer):
     """Applies orthogonalised momentum to linear and convolution weights (the stock optimizer takes only matrices).
 
     Kernels are seen through views that share their memory, so they must be contiguous and stay where they are. Method:
@@ -43,9 +47,14 @@ class KernelMuon(torch.optim.Muon):
     Args:
         weights: The weights to train; their gradients are read at every step.
         **options: Passed to `torch.optim.Muon`.
+
+    Raises:
+        UnsupportedError: torch is older than 2.9, where Muon came.
     """
 
     def __init__(self, weights: list[nn.Parameter], **options: Any) -> None:
+        if _MUON is None:
+            raise UnsupportedError(f"Muon needs torch 2.9 or newer, found {torch.__version__}")
         self._weights = weights
         views = [nn.Parameter(as_matrix(weight.detach())) for weight in weights]
         pairs = zip(views, weights, strict=True)
