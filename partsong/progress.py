@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["progress"]
 
 T = TypeVar("T")
+#: Seconds between two lines where there is no terminal.
+EVERY = 30.0
 
 
 @overload
@@ -29,15 +31,28 @@ def progress(
     Args:
         total: number of steps, or the items to go through.
         desc: text in front of the bar.
-        enabled: True shows it, False hides it, None shows it where standard error is a terminal. On ranks other than
-            0 (environment variable ``RANK``) it is always hidden.
+        enabled: True shows it, False hides it, None shows it where standard error is a terminal, and elsewhere writes a
+            line every half minute, the first after as long. On ranks other than 0 (environment variable ``RANK``) it is
+            always hidden.
         unit: what is counted.
     """
     from tqdm import tqdm
 
-    if enabled is None:
-        enabled = sys.stderr is not None and sys.stderr.isatty()
-    hidden = not enabled or os.environ.get("RANK", "0") != "0"
-    if isinstance(total, int):
-        return tqdm(range(total), desc=desc, disable=hidden, unit=unit)
-    return tqdm(total, desc=desc, disable=hidden, unit=unit)
+    hidden = enabled is False or sys.stderr is None or os.environ.get("RANK", "0") != "0"
+    shown: dict[str, Any] = {"desc": desc, "disable": hidden, "unit": unit}
+    if enabled is None and not hidden and not sys.stderr.isatty():
+        shown |= {"file": _Lines(), "mininterval": EVERY, "maxinterval": EVERY, "delay": EVERY, "leave": False}
+        shown["bar_format"] = f"{desc or unit}: " + "{n_fmt} of {total_fmt} after {elapsed}, {remaining} left"
+    items: Any = range(total) if isinstance(total, int) else total
+    return tqdm(items, **shown)
+
+
+class _Lines:
+    """Is what a bar writes to where there is no terminal: each state is a line, where a terminal would see it anew."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip("\r\n "):
+            sys.stderr.write(f"{line}\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()

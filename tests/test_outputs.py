@@ -159,6 +159,14 @@ def test_progress(capsys, monkeypatch) -> None:
     assert capsys.readouterr().err == ""
 
 
+def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("partsong.progress.EVERY", 0.0)
+    assert list(progress(2, "steps")) == [0, 1]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" after")[0] for line in lines] == ["steps: 0 of 2", "steps: 1 of 2", "steps: 2 of 2"]
+    assert list(progress(2, "steps", enabled=False)) == [0, 1] and capsys.readouterr().err == ""
+
+
 def test_a_symlink_stays_and_its_target_is_replaced(tmp_path) -> None:
     (tmp_path / "real").mkdir()
     target = tmp_path / "real" / "result.json"

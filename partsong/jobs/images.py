@@ -76,7 +76,7 @@ def check_image_call(job: ImageJob) -> None:
     pipeline = pipeline_class(job.pipeline)
     known = inspect.signature(pipeline.__call__).parameters
     if "num_frames" in known:
-        raise UnsupportedError(f"{job.pipeline} makes videos, not images; partsong image samples image pipelines")
+        raise UnsupportedError(f"{job.pipeline} makes videos, not images; use partsong video")
     if "prompt" not in known and "class_labels" not in known:
         raise UnsupportedError(f"{job.pipeline} takes no prompt; partsong image samples text-to-image pipelines")
     check_arguments(pipeline, job.arguments)

@@ -104,7 +104,8 @@ class Cut(Protocol):
         Args:
             tokens: tokens of each stream in the last call.
         """
-        return f"{' and '.join(f'{total} {stream}' for stream, total in tokens.items())} tokens"
+        streams = " and ".join(f"{total} {stream}" for stream, total in tokens.items())
+        return streams if all(stream.endswith("rows") for stream in tokens) else f"{streams} tokens"
 
     def kept(self) -> str | None:
         """Says what is kept between calls and how much memory it takes; None where a strategy leaves no choice."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -130,12 +131,14 @@ class GuidancePair:
                 self._compute_all(forward, current)
             elif self._last and not self._warned and not self.overlaps:
                 self._warned = True
-                logger.warning(
-                    "guidance is off: one call per step with one sample, so the %d ranks of axis %s all compute the "
-                    "same; set the guidance scale or drop CfgParallel",
-                    self.axis.size,
-                    self.axis.name,
-                )
+                if dist.get_rank() == 0:
+                    logger.warning(
+                        "guidance is off: one call per step with one sample, so the %d ranks of axis %s all compute "
+                        "the same; set the guidance scale (true_cfg_scale and a negative prompt where the pipeline "
+                        "has them, as Flux and Qwen-Image do) or drop CfgParallel",
+                        self.axis.size,
+                        self.axis.name,
+                    )
         self._now.append(current)
         expected = self._ready.pop(branch, None)
         if expected is not None and self.expected.have_come(branch, expected[0], current):
