@@ -38,9 +38,10 @@ def progress(
     """
     from tqdm import tqdm
 
-    hidden = enabled is False or sys.stderr is None or os.environ.get("RANK", "0") != "0"
+    stream = sys.stderr
+    hidden = enabled is False or stream is None or os.environ.get("RANK", "0") != "0"
     shown: dict[str, Any] = {"desc": desc, "disable": hidden, "unit": unit}
-    if enabled is None and not hidden and not sys.stderr.isatty():
+    if enabled is None and not hidden and stream is not None and not stream.isatty():
         shown |= {"file": _Lines(), "mininterval": EVERY, "maxinterval": EVERY, "delay": EVERY, "leave": False}
         shown["bar_format"] = f"{desc or unit}: " + "{n_fmt} of {total_fmt} after {elapsed}, {remaining} left"
     items: Any = range(total) if isinstance(total, int) else total

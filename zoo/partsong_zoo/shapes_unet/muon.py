@@ -35,10 +35,11 @@ def orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], num
     return x.T if is_tall else x
 
 
-_MUON: Any = getattr(torch.optim, "Muon", None)
+#: From torch 2.9 on; an older one lets this module be imported, and the optimizer refuses to be made.
+_MUON: Any = getattr(torch.optim, "Muon", torch.optim.Optimizer)
 
 
-class KernelMuon(_MUON or torch.optim.Optimizer):
+class KernelMuon(_MUON):
     """Applies orthogonalised momentum to linear and convolution weights (the stock optimizer takes only matrices).
 
     Kernels are seen through views that share their memory, so they must be contiguous and stay where they are. Method:
@@ -53,7 +54,7 @@ class KernelMuon(_MUON or torch.optim.Optimizer):
     """
 
     def __init__(self, weights: list[nn.Parameter], **options: Any) -> None:
-        if _MUON is None:
+        if _MUON is torch.optim.Optimizer:
             raise UnsupportedError(f"Muon needs torch 2.9 or newer, found {torch.__version__}")
         self._weights = weights
         views = [nn.Parameter(as_matrix(weight.detach())) for weight in weights]
