@@ -231,7 +231,7 @@ def test_divergence_is_that_of_the_softmaxes() -> None:
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ("entropy-bond", "no rule 'entropy-bond'; the rules are entropy-bound"),
+        ("entropy-bond", "no rule 'entropy-bond'; did you mean entropy-bound? The rules are entropy-bound"),
         ("threshold:threshold=1.5", "threshold=1.5; use a number from 0 to 1"),
         ("quota:per_step=0", "per_step=0; use a positive integer"),
         ("quota:by=loud", "by='loud'; use max_prob, margin, entropy, random or left"),

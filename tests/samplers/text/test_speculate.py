@@ -177,7 +177,12 @@ def masked() -> StockTextModel:
 @pytest.mark.parametrize(
     ("model", "options", "kind", "words"),
     [
-        (causal, {"speculate": "nrgam"}, ArgumentError, "no drafter 'nrgam'; the drafters are ngram, jacobi"),
+        (
+            causal,
+            {"speculate": "nrgam"},
+            ArgumentError,
+            r"no drafter 'nrgam'; did you mean ngram\? The drafters are ngram, jacobi",
+        ),
         (causal, {"speculate": "ngram:size=3"}, ArgumentError, "has no option 'size'"),
         (causal, {"speculate": [7]}, ArgumentTypeError, "found int"),
         (masked, {"speculate": "ngram"}, UnsupportedError, "the family 'mdlm' is not causal; .* verify"),

@@ -207,7 +207,7 @@ def test_own_processors_and_criteria(model: Any) -> None:
         ({}, {"guidance_scale": 2.0}, UnsupportedError, "UnbatchedClassifierFreeGuidanceLogitsProcessor"),
         ({}, {"prefix_allowed_tokens_fn": lambda row, ids: [5]}, UnsupportedError, "PrefixConstrainedLogitsProcessor"),
         ({}, {"output_scores": True, "return_dict_in_generate": True}, UnsupportedError, "output_scores"),
-        ({"speculate": "nrgam"}, {}, ArgumentError, "the drafters are ngram, jacobi"),
+        ({"speculate": "nrgam"}, {}, ArgumentError, "The drafters are ngram, jacobi"),
         ({"seed": -1}, {}, ArgumentError, "seed"),
     ],
 )
