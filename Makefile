@@ -10,12 +10,9 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-# SET=oldest takes the versions of constraints-oldest.txt, in an environment of its own.
-SET    ?=
-PINS   := constraints$(addprefix -,$(SET)).txt
-VENV   ?= .venv$(addprefix -,$(SET))
+VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # One thread per process: two ranks on two cores, without OpenMP barriers fighting over them.
 export OMP_NUM_THREADS ?= 1
@@ -36,7 +33,7 @@ $(VENV)/python.stamp:
 	@touch $@
 
 # torch comes first and alone: once the pinned build is there, nothing later replaces it with a larger one.
-$(VENV)/torch.stamp: $(VENV)/python.stamp $(PINS)
+$(VENV)/torch.stamp: $(VENV)/python.stamp constraints.txt
 	$(PIP) torch
 	@touch $@
 

@@ -1,6 +1,6 @@
 """Lets the tests begin with older libraries: what is made of classes that these lack is left out.
 
-``make test SET=oldest`` needs it. With the pinned versions nothing here does anything.
+pyproject.toml allows some that the pinned ones are newer than. With the pinned ones nothing here does anything.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import pad
 
 from partsong.errors import UnsupportedError
-from partsong.kernels import BlockCausal, Causal, Segment, Streams, Tree, attention, dispatch, force_backend
+from partsong.kernels import BlockCausal, Causal, Segment, Streams, Tree, attention, call, dispatch, force_backend
 from partsong.kernels.backends import flash3, flex, xformers
 from partsong.kernels.call import Call
 from partsong.kernels.masks import SHARED
@@ -75,6 +75,13 @@ def kinds(queries: int, keys: int, batch: int) -> dict[str, tuple[object, torch.
 
 
 KINDS = list(kinds(1, 1, 1))
+
+
+@pytest.mark.parametrize(("there", "reason"), [("3.3.0", "it needs triton 3.6 or newer, found 3.3.0"), ("3.10.1", "")])
+def test_an_old_triton_is_refused_with_its_version(there: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(call.importlib.metadata, "version", lambda name: there)
+    assert call.missing_triton.__wrapped__() == reason
 
 
 @pytest.mark.parametrize("kind", KINDS)
