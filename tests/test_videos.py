@@ -12,8 +12,11 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
+from partsong.cli import parse
+from partsong.cli.suites.pictures import evaluate_videos
+from partsong.cli.video import video as cli_video
 from partsong.errors import ArgumentError, OutputError
-from partsong.videos import save_video
+from partsong.videos import VideoWriter, save_video
 
 
 def grey(value: float, height: int = 32, width: int = 48) -> np.ndarray:
@@ -44,6 +47,17 @@ def test_refusals(tmp_path: Path) -> None:
             save_video(frames, tmp_path / name)
     with pytest.raises(ArgumentError, match="fps"):
         save_video([grey(0.1)], tmp_path / "a.mp4", fps=0)
+
+
+def test_mp4_without_its_extra_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("partsong.videos.find_spec", lambda name: None)
+    for make in (lambda: VideoWriter(tmp_path / "a.mp4"), lambda: cli_video(parse(["video", "a circle"]))):
+        with pytest.raises(ArgumentError, match=r"pip install 'partsong\[video\]'"):
+            make()
+    with pytest.raises(ArgumentError, match=r"partsong\[video\]"):
+        evaluate_videos(parse(["eval", "videos", "--out", str(tmp_path / "out")]))
+    assert not list(tmp_path.iterdir())
+    assert save_video([grey(0.1)], tmp_path / "a.gif").is_file()
 
 
 WRITER = """

@@ -128,7 +128,7 @@ def _row(method: Method) -> dict[str, str]:
     serial = method.name == "serial"
     return {
         "name": method.name,
-        "kind": "the twin" if serial else method.kind,
+        "kind": "one process" if serial else method.kind,
         "seconds": f"{method.seconds:.2f}",
         "speedup": f"{method.speedup:.2f}x",
         "psnr": "" if serial else _psnr(method.psnr),

@@ -16,7 +16,17 @@ from torch import Tensor
 
 from partsong.kernels.masks import SHARED, Causal, Mask, Streams
 
-__all__ = ["HALF", "NO_GRADIENT", "Call", "Segment", "compute_dtype", "missing_triton", "refusal", "triton_refusal"]
+__all__ = [
+    "HALF",
+    "NO_GRADIENT",
+    "Call",
+    "Segment",
+    "compute_dtype",
+    "missing_triton",
+    "refusal",
+    "triton_refusal",
+    "triton_version",
+]
 
 HALF = (torch.float16, torch.bfloat16)
 #: The kernels are tested from this version on; the interpreter of 3.3 computes some of them wrong.
@@ -26,16 +36,24 @@ NO_GRADIENT = "an input requires a gradient and this kernel's log-sum-exp has no
 
 
 @functools.cache
+def triton_version() -> str | None:
+    """Returns the version of the package triton; None without one."""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
 def missing_triton() -> str:
     """Says why our Triton kernels cannot be compiled here; empty where they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    try:
-        there = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return ""  # under another name, which brings no version of its own
-    parts = [int(part) for part in re.findall(r"\d+", there)[:2]]
-    return "" if parts >= [*OLDEST_TRITON] else f"it needs triton 3.6 or newer, found {there}"
+    there = triton_version()
+    if there is None:  # it came in a package of another name, as AMD's
+        return ""
+    major, minor = map(int, re.findall(r"\d+", there)[:2])
+    return "" if (major, minor) >= OLDEST_TRITON else f"it needs triton 3.6 or newer, found {there}"
 
 
 @functools.cache

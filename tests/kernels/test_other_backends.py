@@ -80,7 +80,7 @@ KINDS = list(kinds(1, 1, 1))
 @pytest.mark.parametrize(("there", "reason"), [("3.3.0", "it needs triton 3.6 or newer, found 3.3.0"), ("3.10.1", "")])
 def test_an_old_triton_is_refused_with_its_version(there: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr(call.importlib.metadata, "version", lambda name: there)
+    monkeypatch.setattr(call, "triton_version", lambda: there)
     assert call.missing_triton.__wrapped__() == reason
 
 

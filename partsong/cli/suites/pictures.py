@@ -17,6 +17,7 @@ from partsong.cli.table import table
 from partsong.errors import ArgumentError
 from partsong.jobs.pipeline_source import PipelineSource, class_number, find_pipeline
 from partsong.seeds import check_seed
+from partsong.videos import check_video_name
 
 if TYPE_CHECKING:
     from partsong.evals.pictures.sampling import ComparingJob
@@ -56,6 +57,7 @@ def evaluate_videos(options: VideoEval) -> dict[str, Any]:
 
     if not 0 < options.fps < 1000:
         raise ArgumentError(f"--fps {options.fps}: frames per second lie between 0 and 1000")
+    check_video_name("sample.mp4")
     return _evaluate(options, "videos", ScoringFiles(lpips=options.lpips, clip=options.clip))
 
 

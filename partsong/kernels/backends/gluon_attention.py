@@ -7,15 +7,14 @@ itself.
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
+import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from partsong.kernels.backends.cuda import is_aligned
-from partsong.kernels.call import HALF, Call, refusal
+from partsong.kernels.call import HALF, Call, refusal, triton_version
 
 __all__ = ["BLOCK_N", "STAGES", "VERSIONS", "known_gluon", "run", "supports", "usable"]
 
@@ -25,17 +24,9 @@ WIDTHS = (64, 128)
 BLOCK_N, STAGES = 128, 2
 
 
-@functools.cache
-def _triton_version() -> str | None:
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def known_gluon() -> tuple[bool, str]:
     """Whether the installed triton has the Gluon this kernel is written in, and why (not)."""
-    version = _triton_version()
+    version = triton_version()
     if version is None:
         return False, "triton is not installed (it comes with the CUDA build of torch)"
     if ".".join(version.split(".")[:2]) not in VERSIONS:

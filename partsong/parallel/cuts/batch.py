@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -131,7 +130,7 @@ class GuidancePair:
                 self._compute_all(forward, current)
             elif self._last and not self._warned and not self.overlaps:
                 self._warned = True
-                if dist.get_rank() == 0:
+                if self.axis.ranks[self.axis.index] == 0:
                     logger.warning(
                         "guidance is off: one call per step with one sample, so the %d ranks of axis %s all compute "
                         "the same; set the guidance scale (true_cfg_scale and a negative prompt where the pipeline "
