@@ -22,7 +22,6 @@ from partsong.errors import ArgumentError
 from partsong.samplers.pipeline.scheduler_checks import check_memoryless
 from partsong_zoo import motion
 from partsong_zoo.few_steps import build_few_step_scheduler
-from partsong_zoo.motion.attention import lookback_mask
 from partsong_zoo.motion.clips import decode_clip, encode_clip
 from partsong_zoo.motion.distillation import distillation_loss, few_step_sigmas, guided_walk, own_walk, step_odds
 from partsong_zoo.motion.forcing import Forcing, matching_sigmas, own_clip
@@ -189,24 +188,6 @@ def test_training_attention_is_the_stock_one_at_any_text_length(block: int, stoc
         layer.attn2.set_processor(stock())
     wanted = model.transformer(noisy, sigma * 1000, padded, return_dict=False)[0]
     torch.testing.assert_close(ours, wanted, rtol=1e-6, atol=1e-6)
-
-
-def test_lookback_hides_what_lies_further_back() -> None:
-    mask = lookback_mask(12, 2, 4, 1)
-    seen = [[bool(mask[8 * row, 8 * column]) for column in range(3)] for row in range(3)]
-    assert seen == [[True, True, True], [True, True, True], [False, True, True]]
-    model, ids = random_animator(block=4), token_ids(CAPTIONS[:1])
-    noisy, sigma, nulls = torch.randn(1, 4, 12, 8, 8), torch.tensor([0.5]), torch.tensor([18])
-    changed = torch.cat([noisy[:, :, :4] + 1, noisy[:, :, 4:]], dim=2)
-
-    def last_block(latents: Tensor, lookback: int | None) -> Tensor:
-        return model(latents, sigma, ids, nulls, lookback)[:, :, 8:]
-
-    assert not torch.equal(last_block(noisy, None), last_block(changed, None))
-    assert not torch.equal(last_block(noisy, 1), last_block(noisy, None))
-    # One layer would tell no difference; two look back twice as far.
-    assert not torch.equal(last_block(noisy, 1), last_block(changed, 1))
-    torch.testing.assert_close(last_block(noisy, 0), last_block(changed, 0), rtol=0, atol=0)
 
 
 def test_tokenizer_has_one_token_per_word() -> None:

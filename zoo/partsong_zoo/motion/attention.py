@@ -15,20 +15,10 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.stack([even * c - odd * s, even * s + odd * c], dim=-1).flatten(-2)
 
 
-def lookback_mask(latents: int, tokens: int, block: int, lookback: int) -> Tensor:
-    """Makes the mask by which a block sees itself and `lookback` blocks before it (and, here, all after it).
-
-    Args:
-        latents: Latent frames.
-        tokens: Tokens per latent frame.
-        block: Latent frames per block.
-        lookback: How many blocks before itself a block sees.
-
-    Returns:
-        `[latents * tokens, latents * tokens]`, True where the row's token sees the column's.
-    """
-    number = torch.arange(latents).repeat_interleave(tokens) // block
-    return number[:, None] - number[None, :] <= lookback
+def lookback_blocks(blocks: int, lookback: int) -> Tensor:
+    """Says which blocks each block sees if these are itself and `lookback` blocks before it: `[blocks, blocks]`."""
+    back = torch.arange(blocks)[:, None] - torch.arange(blocks)
+    return (back >= 0) & (back <= lookback)
 
 
 class TrainingAttention:
@@ -37,13 +27,13 @@ class TrainingAttention:
     It is written out because at these lengths a CPU takes far longer for the backward pass of fused attention.
     `text_bias` `[batch, 1, 1, tokens]` is added to the scores of cross-attention: the pipelines pad a text up to
     `max_sequence_length` with zeros, all equal and without positions, so n of them are one whose score is raised by
-    log n. Training with that bias is exact and covers any `max_sequence_length`. Where `limit` `[tokens, tokens]` is
-    False, it hides more of the video than the model's own mask does.
+    log n. Training with that bias is exact and covers any `max_sequence_length`. `sees` `[tokens, tokens]` takes the
+    place of the model's own mask.
     """
 
     def __init__(self) -> None:
         self.text_bias: Tensor | None = None
-        self.limit: Tensor | None = None
+        self.sees: Tensor | None = None
 
     def __call__(
         self,
@@ -66,9 +56,8 @@ class TrainingAttention:
             scores = query @ key.to(value.dtype).permute(0, 2, 3, 1)
             if encoder_hidden_states is not None and self.text_bias is not None:
                 scores = scores + self.text_bias.to(scores.dtype)
-            if attention_mask is not None and self.limit is not None:
-                attention_mask = attention_mask & self.limit
             if attention_mask is not None:
+                attention_mask = attention_mask if self.sees is None else self.sees
                 scores = scores.masked_fill(~attention_mask, -torch.inf)
             out = torch.softmax(scores, dim=-1) @ value
         return attn.to_out[1](attn.to_out[0](out.transpose(1, 2).flatten(2)))

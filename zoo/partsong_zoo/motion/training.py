@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from partsong_zoo.motion.attention import TrainingAttention, lookback_mask
+from partsong_zoo.motion.attention import TrainingAttention, lookback_blocks
 from partsong_zoo.motion.drawing import paint
 from partsong_zoo.motion.grammar import describe, parse, training_scene
 from partsong_zoo.motion.layouts import CHOICES, LayoutReadout, draw_layouts
@@ -91,26 +91,39 @@ class Animator(nn.Module):
             layer.attn2.set_processor(self.attention)
         self.readout = LayoutReadout(self.transformer)
 
-    def forward(self, noisy: Tensor, sigma: Tensor, ids: Tensor, nulls: Tensor, lookback: int | None = None) -> Tensor:
+    def forward(
+        self,
+        noisy: Tensor,
+        sigma: Tensor,
+        ids: Tensor,
+        nulls: Tensor,
+        lookback: int | None = None,
+        sees: Tensor | None = None,
+    ) -> Tensor:
         """Computes the velocity `[batch, 4, latents, 8, 8]`.
 
         Args:
             noisy: Noisy latents, `[batch, 4, latents, 8, 8]`.
-            sigma: Their noise levels, `[batch]`, one for all latents of a video.
+            sigma: Their noise levels, `[batch]`, or of a causal transformer `[batch, latents]`.
             ids: Captions, `[batch, 24]`.
             nulls: How many zeros pad each text, `[batch]`.
             lookback: How many blocks before itself a block of a causal transformer sees; all if None.
+            sees: Which blocks each of its blocks sees instead, `[blocks, blocks]`.
         """
         tokens = encode_text(self.text, ids)
         tokens = torch.cat([tokens, torch.zeros_like(tokens[:, :1])], dim=1)
         bias = torch.where(ids == 0, -torch.inf, 0.0)
         self.attention.text_bias = torch.cat([bias, nulls.float().log()[:, None]], dim=1)[:, None, None]
-        self.attention.limit = None
+        block = self.transformer.config.get("num_frame_per_block", 1)
         if lookback is not None:
-            grid = noisy.shape[3] * noisy.shape[4] // 4
-            block = self.transformer.config.num_frame_per_block
-            self.attention.limit = lookback_mask(noisy.shape[2], grid, block, lookback).to(noisy.device)
-        return self.transformer(noisy, sigma * 1000.0, tokens, return_dict=False)[0]
+            sees = lookback_blocks(noisy.shape[2] // block, lookback)
+        self.attention.sees = None
+        if sees is not None:
+            tokens_of_block = block * noisy.shape[3] * noisy.shape[4] // 4
+            each = sees.to(noisy.device).repeat_interleave(tokens_of_block, dim=0)
+            self.attention.sees = each.repeat_interleave(tokens_of_block, dim=1)
+        apart = {"enable_diffusion_forcing": True} if sigma.ndim == 2 else {}
+        return self.transformer(noisy, sigma * 1000.0, tokens, **apart, return_dict=False)[0]
 
 
 def count_nulls(ids: Tensor) -> Tensor:

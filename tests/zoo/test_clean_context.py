@@ -1,0 +1,182 @@
+"""Blocks see in training what they will see, and `motion-clean` what it computes in the slots of a cascade."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline, WanPipeline
+from diffusers.models.transformers.transformer_skyreels_v2 import SkyReelsV2AttnProcessor
+from torch import Tensor
+
+from partsong import CascadePipeline, parallelize
+from partsong.samplers import stream
+from partsong.samplers.cascade_pipeline.clean_keys import CleanKeys
+from partsong.samplers.cascade_pipeline.frames import CascadeFrames
+from partsong.samplers.cascade_pipeline.slots import Cascade
+from partsong_zoo.folders import save_pipeline
+from partsong_zoo.motion.attention import lookback_blocks
+from partsong_zoo.motion.clean_context import WINDOW, continuation_loss, draw_slot, seen_blocks, whole_walk
+from partsong_zoo.motion.distillation import few_step_sigmas, own_walk
+from partsong_zoo.motion.model import TEXT_LENGTH, build_pipeline, build_vae, token_ids
+from partsong_zoo.motion.training import Animator, count_nulls
+from partsong_zoo.motion.world import generator
+from partsong_zoo.training.common import World
+from tests.recipe_module import assert_refused_before_any_work, loaded
+
+CAPTION = "a red circle moves right"
+
+
+def random_animator() -> Animator:
+    """A causal animator without the zeros it starts with."""
+    torch.manual_seed(0)
+    model = Animator(1, 2, 4)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    return model.requires_grad_(False)
+
+
+def test_lookback_hides_what_lies_further_back() -> None:
+    assert lookback_blocks(3, 1).tolist() == [[True, False, False], [True, True, False], [False, True, True]]
+    model, ids = random_animator(), token_ids([CAPTION])
+    noisy, sigma, nulls = torch.randn(1, 4, 12, 8, 8), torch.tensor([0.5]), torch.tensor([18])
+    changed = torch.cat([noisy[:, :, :4] + 1, noisy[:, :, 4:]], dim=2)
+
+    def last_block(latents: Tensor, lookback: int | None) -> Tensor:
+        return model(latents, sigma, ids, nulls, lookback)[:, :, 8:]
+
+    assert not torch.equal(last_block(noisy, None), last_block(changed, None))
+    assert not torch.equal(last_block(noisy, 1), last_block(noisy, None))
+    # One layer would tell no difference; two look back twice as far.
+    assert not torch.equal(last_block(noisy, 1), last_block(changed, 1))
+    torch.testing.assert_close(last_block(noisy, 0), last_block(changed, 0), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_blocks_see_what_the_cascade_shows_them(depth: int) -> None:
+    cascade = Cascade(blocks=7, steps=4, depth=depth, ranks=1)
+    keys = CleanKeys(frames=1, window=WINDOW, sink=0)
+    tags = [torch.full((1, 1, 1, 1), float(block)) for block in range(7)]
+    for number in range(cascade.slots):
+        slot, place = cascade.slot(number), (0, 0)
+        if slot.clean is not None:
+            keys.take_in(place, slot.clean, tags[slot.clean], tags[slot.clean])
+        sees = seen_blocks(slot)
+        for block in slot.steps:
+            present = {} if block == slot.clean else {b: (tags[b], tags[b]) for b in slot.steps if b != slot.clean}
+            around = {int(k) for k, _, _ in keys.around(place, block, present)}
+            assert set(sees[block].nonzero().flatten().tolist()) == around | {block}
+        keys.drop_old(place)
+
+
+def test_the_student_computes_what_the_cascade_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_animator()
+    pipe: Any = build_pipeline(model, build_vae(8))
+    pipe.set_progress_bar_config(disable=True)
+    knobs: dict[str, Any] = {"height": 32, "width": 32, "num_frames": 31, "max_sequence_length": TEXT_LENGTH}
+    knobs |= {"num_inference_steps": 4, "guidance_scale": 1.0, "output_type": "latent", "prompt": CAPTION}
+    for layer in model.transformer.blocks:
+        layer.attn1.set_processor(SkyReelsV2AttnProcessor())
+        layer.attn2.set_processor(SkyReelsV2AttnProcessor())
+    calls = _recorded(monkeypatch)
+    with parallelize(pipe, CascadePipeline(depth=2)) as plan:
+        assert len(list(stream(plan, **knobs, generator=torch.Generator().manual_seed(0)))) == 4
+    # Calls come slot by slot, oldest block first; the last block makes no clean call.
+    cascade = Cascade(blocks=4, steps=4, depth=2, ranks=1)
+    walk = torch.zeros(5, 1, 4, 16, 8, 8)
+    velocity = torch.zeros_like(walk)
+    for number in range(cascade.slots):
+        for block, step in cascade.slot(number).steps.items():
+            at = slice(4 * block, 4 * block + 4)
+            walk[step, :, :, at], velocity[step, :, :, at] = calls.pop(0)
+    assert not calls
+    for layer in model.transformer.blocks:
+        layer.attn1.set_processor(model.attention)
+        layer.attn2.set_processor(model.attention)
+    ids, rng = token_ids([CAPTION]), generator(3)
+    # The targets are steps between states; here the states after a step are the scheduler's own.
+    walk[4, :, :, 12:] = walk[3, :, :, 12:] - few_step_sigmas(4)[3] * velocity[3, :, :, 12:]
+    # The pipeline rounds its times down, and the student must be asked at the same ones.
+    forward = model.transformer.forward
+    monkeypatch.setattr(
+        model.transformer, "forward", lambda x, time, *rest, **knobs: forward(x, time.floor(), *rest, **knobs)
+    )
+    monkeypatch.setattr("partsong_zoo.motion.clean_context.draw_nulls", lambda ids, _: count_nulls(ids))
+    for number in range(cascade.slots):
+        assert float(continuation_loss(model, walk, ids, cascade.slot(number), rng)) < 1e-9 * float(
+            velocity.square().mean()
+        )
+
+
+def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
+    """Records input and output of every call of the model that computes."""
+    calls: list[tuple[Tensor, Tensor]] = []
+    run = CascadeFrames.run
+
+    def watched(self: CascadeFrames, named: dict[str, Any]) -> Any:
+        calls.append((named["hidden_states"].clone(), torch.empty(0)))
+        mine = len(calls) - 1
+        output = run(self, named)
+        calls[mine] = (calls[mine][0], output[0].clone())
+        return output
+
+    monkeypatch.setattr(CascadeFrames, "run", watched)
+    return calls
+
+
+def test_a_whole_walk_keeps_every_state() -> None:
+    model, ids = random_animator(), token_ids([CAPTION])
+    noise = torch.randn(1, 4, 8, 8, 8)
+    walk = whole_walk(model, noise, ids, 4)
+    wanted = [own_walk(model, noise, ids, torch.tensor([step]), WINDOW) for step in range(5)]
+    torch.testing.assert_close(walk, torch.stack(wanted))
+
+
+def test_slots_of_every_depth_and_moment_are_drawn() -> None:
+    drawn = [draw_slot(3, 4, generator(seed)) for seed in range(200)]
+    assert {len(slot.steps) for slot in drawn} == {1, 2, 3}
+    assert {step for slot in drawn for step in slot.steps.values()} == {0, 1, 2, 3, 4}
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Iterator[ModuleType]:
+    with loaded("train_motion_clean") as module:
+        yield module
+
+
+def tiny(recipe: ModuleType, out: Path, folder: Path) -> Any:
+    """A miniature of the recipe."""
+    sizes = {"steps": 2, "batch": 1, "blocks": 3, "heads": 1, "depth": 2, "captions": 2, "save_minutes": 0.0}
+    return recipe.Config(out=str(out), start=str(folder), device="cpu", **sizes)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("teacher")
+    save_pipeline(build_pipeline(random_animator(), build_vae(8)), folder)
+    return folder
+
+
+def test_the_recipe_exports_a_stock_folder_that_streams(recipe: ModuleType, teacher: Path, tmp_path: Path) -> None:
+    recipe.run(tiny(recipe, tmp_path, teacher), World("cpu"))
+    report = json.loads((tmp_path / "facts.json").read_text())
+    assert report["captions"] == 2 and 0.0 <= report["facts_read"] <= 1.0
+    assert (tmp_path / "samples.png").is_file()
+    pipe: Any = DiffusionPipeline.from_pretrained(tmp_path / "export" / "motion-clean")
+    before: Any = DiffusionPipeline.from_pretrained(teacher)
+    assert type(pipe) is WanPipeline and pipe.transformer.config.num_frame_per_block == 4
+    for part, changes in (("vae", False), ("text_encoder", False), ("transformer", True)):
+        held, was = (list(getattr(each, part).state_dict().values()) for each in (pipe, before))
+        assert any(not torch.equal(a, b) for a, b in zip(held, was, strict=True)) == changes
+
+
+def test_a_wrong_folder_is_refused_before_any_work(recipe: ModuleType, teacher: Path, tmp_path: Path) -> None:
+    for folder, heads, message in (("nowhere", 1, "has no model_index.json"), (str(teacher), 2, "give the recipe")):
+        config = dataclasses.replace(tiny(recipe, tmp_path / "new", teacher), start=folder, heads=heads)
+        assert_refused_before_any_work(recipe, config, message)
