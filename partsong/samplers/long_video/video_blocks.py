@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from partsong import seeds
+from partsong.accelerator import forked_random
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.knobs import Count, check_value
 from partsong.parallel import Plan
@@ -124,7 +125,10 @@ class VideoBlocks:
             chosen["latents"] = self._given.narrow(self.dim, start, length)
         text = next((self.prompts[start] for start in reversed(self.prompts) if start <= block), None)
         chosen |= {} if text is None else {"prompt": text}
-        call = call_pipeline(self.plan, chosen, decodes=self.decodes, shows_progress=False)
+        # Many pipelines give their scheduler no generator; what it draws then must differ from block to block too.
+        with forked_random(self.plan.mesh.device):
+            torch.manual_seed(seeds.derive(self.drawn[0], "default generator", block))
+            call = call_pipeline(self.plan, chosen, decodes=self.decodes, shows_progress=False)
         self._texts.setdefault(text, SharedText()).join(call)
         replace_method(call.pipe, "prepare_latents", lambda method: self._preparing(method, block))
         if self._decoder is not None:
