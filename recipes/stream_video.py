@@ -7,10 +7,13 @@ again; it writes the same frames from the first on, since a video file cannot be
 The zoo's causal model:
     python recipes/stream_video.py --nproc 2
 A causal model in a folder of yours, four GPUs:
-    python recipes/stream_video.py --model PATH --nproc 4 --steps 4 --guidance 1 --dtype bfloat16
-    --prompt "a lighthouse at dusk" --out runs/dusk.mp4 --journal runs/dusk
+    python recipes/stream_video.py --model PATH --nproc 4 --steps 4 --guidance 1 --dtype bfloat16 \
+        --prompt "a lighthouse at dusk" --out runs/dusk.mp4 --journal runs/dusk
+A checkpoint of Self-Forcing, CausVid or LongLive, whose blocks read clean ones, four GPUs:
+    python recipes/stream_video.py --model Wan-AI/Wan2.1-T2V-1.3B-Diffusers --checkpoint self_forcing_dmd.pt --depth 4 \
+        --nproc 4 --steps 4 --guidance 1 --dtype bfloat16 --window 7 --height 480 --width 832
 
-The model's transformer must be causal: ``num_frame_per_block`` of 2 or more in its configuration.
+Without a checkpoint the model's transformer must be causal: ``num_frame_per_block`` of 2 or more in its configuration.
 """
 
 from __future__ import annotations
@@ -25,16 +28,16 @@ from typing import Any
 import torch
 import tyro
 
-from partsong import TimestepPipeline, zoo
+from partsong import CascadePipeline, TimestepPipeline, zoo
 from partsong.evals.pictures.sheet import Panel, Row, Tile, draw_sheet
 from partsong.jobs.pipeline_source import find_pipeline
 from partsong.jobs.pipelines import quiet_libraries, read_pipeline
 from partsong.outputs import rgb_bytes
-from partsong.parallel import Mesh, parallelize
+from partsong.parallel import Mesh, Strategy, parallelize
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.launch import launch
 from partsong.parallel.ranks.mesh import AXES
-from partsong.samplers import stream
+from partsong.samplers import load_causal_checkpoint, stream
 from partsong.samplers.long_video.causal_block import causal_block
 from partsong.samplers.long_video.frame_counts import temporal_factor
 from partsong.videos import FrameSample, VideoWriter
@@ -48,6 +51,11 @@ class Config:
     """What the video shows."""
     model: str = "motion-causal"
     """A name of the zoo, a diffusers folder with a causal model, or its name on the hub."""
+    checkpoint: Path | None = None
+    """A file of causal weights for a model of Wan, as the repositories of Self-Forcing and its kin store it."""
+    depth: int | None = None
+    """How many blocks are denoised together, for models that read clean blocks. Default: 2 with a checkpoint, otherwise
+    one rank makes one step of every block."""
     out: Path = Path("runs/stream.mp4")
     """The video to write, or a name without an ending for a folder of pictures."""
     journal: Path | None = None
@@ -86,6 +94,8 @@ def on_rank(config: Config) -> dict[str, float]:
     with Mesh(stage=config.nproc, timeout=3600.0) as mesh:
         source = find_pipeline(config.model)
         pipe = zoo.complete(source.zoo_name, read_pipeline(source.folder, source.pipeline, config.dtype))
+        if config.checkpoint is not None:
+            load_causal_checkpoint(pipe, config.checkpoint)
         chosen = {"num_inference_steps": config.steps, "guidance_scale": config.guidance}
         chosen |= {"height": config.height, "width": config.width}
         named: dict[str, Any] = dict(source.defaults)
@@ -93,9 +103,15 @@ def on_rank(config: Config) -> dict[str, float]:
         named |= {"prompt": config.prompt, "generator": torch.Generator().manual_seed(config.seed)}
         latent_frames = config.blocks * causal_block(pipe.transformer)
         named |= {"num_frames": (latent_frames - 1) * (temporal_factor(pipe) or 1) + 1, "output_type": "np"}
-        knobs = TimestepPipeline(window=config.window, sink=config.sink)
-        with parallelize(pipe.to(mesh.device), knobs, mesh=mesh) as plan:
+        with parallelize(pipe.to(mesh.device), _strategy(config), mesh=mesh) as plan:
             return _write(config, mesh, stream(plan, journal=config.journal, **named), stopped)
+
+
+def _strategy(config: Config) -> Strategy:
+    depth = config.depth or (2 if config.checkpoint is not None else None)
+    if depth is None:
+        return TimestepPipeline(window=config.window, sink=config.sink)
+    return CascadePipeline(depth=depth, window=config.window, sink=config.sink)
 
 
 def _write(config: Config, mesh: Mesh, parts: Any, stopped: list[int]) -> dict[str, float]:

@@ -8,11 +8,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from diffusers.models.transformers.transformer_skyreels_v2 import SkyReelsV2Transformer3DModel
 from PIL import Image
+from safetensors.torch import save_file
 
+from partsong import zoo
 from partsong.videos import FrameSample
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -83,3 +87,15 @@ def test_a_stream_that_ended_is_taken_up_again(tmp_path: Path) -> None:
     said = ran("stream_video", *asked, 3)
     assert "s.mp4: frames 23" in said and (tmp_path / "s-sheet.png").exists()
     assert "s.mp4: frames 23" in ran("stream_video", *asked, 3)
+
+
+@pytest.mark.full
+def test_a_causal_checkpoint_is_streamed(tmp_path: Path) -> None:
+    model: Any = SkyReelsV2Transformer3DModel.from_pretrained(
+        zoo.MODELS["motion-causal"].folder, subfolder="transformer"
+    )
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    asked = ("--checkpoint", tmp_path / "weights.safetensors", "--blocks", 3, "--out", tmp_path / "s.mp4")
+    assert "s.mp4: frames 17" in ran(
+        "stream_video", *asked
+    )  # blocks of three latents, two frames each but for the first
