@@ -71,14 +71,21 @@ def test_a_process_that_only_starts_ranks_loads_no_models(tmp_path: Path) -> Non
     assert (tmp_path / "a.png").is_file()
 
 
-@pytest.mark.full
-def test_a_plan_for_a_published_model_loads_no_adapters_and_no_text_encoders(tmp_path: Path) -> None:
-    body = """
-sys.argv = "partsong plan --model pixart-sigma --gpus 2xa100 --height 512 --width 512".split()
+PLAN = """
+sys.argv = "partsong plan --model pixart-sigma --gpus 2xa100".split() + {}
 from partsong.cli import main
 main()
 """
-    assert loaded(tmp_path, body) - {"torch._dynamo"} == {"torch", "diffusers"}
+
+
+def test_a_plan_for_a_published_model_at_its_own_size_loads_no_models(tmp_path: Path) -> None:
+    assert loaded(tmp_path, PLAN.format([])) == {"torch"}
+
+
+@pytest.mark.full
+def test_a_plan_for_a_published_model_loads_no_adapters_and_no_text_encoders(tmp_path: Path) -> None:
+    asked = ["--height", "512", "--width", "512"]
+    assert loaded(tmp_path, PLAN.format(asked)) - {"torch._dynamo"} == {"torch", "diffusers"}
 
 
 @forks
