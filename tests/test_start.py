@@ -147,6 +147,43 @@ except SystemExit:
     assert run(tmp_path, body).stdout == ("kept\n" if has_adapters else "left out\n")
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "outcome"),
+    [
+        ('{"_class_name": "EulerDiscreteScheduler", "use_beta_sigmas": false}', "left out"),
+        ('{"_class_name": "EulerDiscreteScheduler", "use_beta_sigmas": true}', "kept"),
+        ('{"_class_name": "LMSDiscreteScheduler"}', "kept"),
+    ],
+)
+def test_a_scheduler_that_computes_with_scipy_gets_it(tmp_path: Path, scheduler: str, outcome: str) -> None:
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler" / "scheduler_config.json").write_text(scheduler)
+    body = f"""
+sys.argv = ["partsong", "image", "a", "--model", {str(tmp_path)!r}]
+from partsong.cli import main
+try:
+    main()
+except SystemExit:
+    print("left out" if sys.modules.get("scipy", "") is None else "kept")
+"""
+    assert run(tmp_path, body).stdout == f"{outcome}\n"
+
+
+@pytest.mark.full
+def test_an_image_of_one_rank_loads_no_scipy_and_collects_garbage_once_it_has_imported_all(tmp_path: Path) -> None:
+    body = """
+import gc
+sys.argv = "partsong image circle --model shapes --steps 1 --out a.png".split()
+from partsong.cli import main
+try:
+    main()
+except SystemExit as ended:
+    print(ended.code, gc.isenabled(), gc.get_freeze_count() > 100_000, sys.modules["scipy"])
+"""
+    done = run(tmp_path, body)
+    assert done.stdout.splitlines()[-1] == "0 True True None", done.stderr
+
+
 @forks
 def test_a_server_that_is_still_importing_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     (tmp_path / "mark_of_the_end.py").write_text("open('imported everything', 'w').close()\n")
