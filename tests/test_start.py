@@ -153,6 +153,7 @@ except SystemExit:
         ('{"_class_name": "EulerDiscreteScheduler", "use_beta_sigmas": false}', "left out"),
         ('{"_class_name": "EulerDiscreteScheduler", "use_beta_sigmas": true}', "kept"),
         ('{"_class_name": "LMSDiscreteScheduler"}', "kept"),
+        ('{"_class_name": "DPMSolverSDEScheduler"}', "kept"),
     ],
 )
 def test_a_scheduler_that_computes_with_scipy_gets_it(tmp_path: Path, scheduler: str, outcome: str) -> None:

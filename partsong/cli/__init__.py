@@ -59,8 +59,8 @@ _FAILURES = (DistributedError, NotANumberError, OutputError)
 COMMON_KEYS = ("command", "strategy", "nproc", "seed", "seconds", "out", "ledger")
 
 
-#: Schedulers of diffusers that compute with scipy; others import it where it can be imported.
-_NEEDS_SCIPY = re.compile(rb'"use_beta_sigmas": *true|"LMSDiscrete')
+#: Schedulers of diffusers that compute with scipy, themselves or by torchsde; others import it where it is there.
+_NEEDS_SCIPY = re.compile(rb'"use_beta_sigmas": *true|"LMSDiscrete|"DPMSolverSDE|"CosineDPMSolver')
 #: For each class of options: the module of the command, and its functions that run it and describe its result.
 _COMMANDS: dict[type, tuple[str, str, str]] = {
     Image: ("image", "image", "summary"),
@@ -137,7 +137,7 @@ def _start_sooner(options: Any) -> None:
         if not any(b"quantization_config" in file.read_bytes() for file in folder.rglob("config.json")):
             leave_out("torchao")
         if not any(_NEEDS_SCIPY.search(file.read_bytes()) for file in folder.rglob("scheduler_config.json")):
-            leave_out("scipy")
+            leave_out("scipy", "sklearn")  # the second needs the first
     elif folder is None and isinstance(options, Planning):
         # Only the configuration of a published model is read.
         leave_out("accelerate", "peft", "scipy", "transformers")
