@@ -25,7 +25,7 @@ from partsong.outputs import write_text
 from partsong.parallel.plan.remembered_shapes import RememberedShapes
 from partsong.parallel.strategy import Strategy
 from partsong.planner.subject import Subject
-from partsong.planner.trace import CallTrace, trace_calls
+from partsong.planner.trace import KERNEL_CHOICES, CallTrace, trace_calls
 from partsong.planner.trace_data import TraceTable, data_of
 
 __all__ = ["find_trace", "trace_folder"]
@@ -35,8 +35,6 @@ ENV = "PARTSONG_TRACES"
 #: A trace depends on what stands in these folders of this package, and on these packages.
 _HOUSE = Path(__file__).parents[1]
 _SOURCES, _PACKAGES = ("kernels", "parallel", "samplers", "planner"), ("torch", "diffusers", "transformers")
-#: Environment variables that choose kernels.
-_CHOICES = ("PARTSONG_ATTENTION", "PARTSONG_TUNED", "TRITON_INTERPRET")
 #: What the trace of a file is called in it.
 _ONLY = "call"
 #: Traces of other versions are deleted once none has been added for this many seconds.
@@ -104,7 +102,7 @@ def _about(
         "inputs": repr(tree_map(_described, dict(inputs))),
         **how,
         "cuda": torch.cuda.is_available(),
-        "environment": [os.environ.get(name) for name in _CHOICES],
+        "environment": [os.environ.get(name) for name in (*KERNEL_CHOICES, "TRITON_INTERPRET")],
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +20,7 @@ from partsong.planner.calls import Size
 from partsong.planner.decoding import DecoderCost
 from partsong.planner.operators import OperatorWork
 from partsong.planner.subject import Subject
-from partsong.planner.trace import CallTrace
+from partsong.planner.trace import KERNEL_CHOICES, CallTrace
 from partsong.planner.trace_data import TraceTable
 
 __all__ = ["FOLDER", "ShippedTraces", "key_of", "shipped_for", "versions"]
@@ -71,13 +72,16 @@ def versions() -> dict[str, str]:
 def shipped_for(subject: Subject, size: Size, *, fused: bool) -> ShippedTraces | None:
     """Reads the traces of a model; None where there are none for it, this size and the installed packages.
 
+    There are none for kernels that the user has chosen, either.
+
     Args:
         subject: the model.
         size: of a picture or video.
         fused: whether the ranks are GPUs.
     """
     own = Size(height=subject.height, width=subject.width, frames=subject.frames, dtype=subject.dtype)
-    if subject.published is None or size != own or not fused:
+    chosen = any(name in os.environ for name in KERNEL_CHOICES)
+    if subject.published is None or size != own or not fused or chosen:
         return None
     try:
         data = json.loads(lzma.decompress((FOLDER / f"{subject.published}.json.xz").read_bytes()))

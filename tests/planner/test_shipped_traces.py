@@ -101,6 +101,9 @@ def test_only_what_they_are_of_is_read_from_them(monkeypatch: pytest.MonkeyPatch
     for other in ({"height": 512}, {"batch": 2}, {"dtype": torch.float32}):
         assert shipped_for(subject, replace(size, **other), fused=True) is None
     assert shipped_for(replace(subject, published=None), size, fused=True) is None
+    with monkeypatch.context() as environment:
+        environment.setenv("PARTSONG_ATTENTION", "naive")
+        assert shipped_for(subject, size, fused=True) is None
     monkeypatch.setattr(shipped_traces, "versions", lambda: {"torch": "0", "diffusers": "0"})
     assert shipped_for(subject, size, fused=True) is None
 
