@@ -19,7 +19,7 @@ project_copyright = "The partsong authors"
 version = release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-exclude_patterns = ["README.md", "notebooks"]
+exclude_patterns = ["notebooks"]
 myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 
@@ -34,6 +34,9 @@ python_use_unqualified_type_names = True
 html_theme = "furo"
 html_title = f"partsong {release}"
 html_copy_source = True
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = [(None, {"body": site_pages.hub_names()}), "finder.js"]
 
 
 def setup(app: Sphinx) -> None:

@@ -83,9 +83,7 @@ def turned(text: str, origin: Path, target: Path) -> str:
         if "://" in link or link.startswith("mailto:"):
             return match.group()
         path = (origin / link).resolve()
-        if path == HERE / "README.md":
-            path = HERE / "index.md"
-        elif path in outside:
+        if path in outside:
             path = HERE / "_generated" / path.relative_to(ROOT)
         elif path.suffix == ".ipynb":
             path = HERE / "_generated" / "notebooks" / f"{path.stem}.md"
@@ -96,11 +94,17 @@ def turned(text: str, origin: Path, target: Path) -> str:
 
 def turn_links(app: Any, page: str, source: list[str]) -> None:
     """Rewrites the links of a page as it is read."""
-    if page == "index":  # the list of pages that readers of the repository see, with the lists of the site behind it
-        source[0] = (HERE / "README.md").read_text(encoding="utf-8") + source[0]
     if not page.startswith("_generated/"):
         folder = (HERE / page).parent
         source[0] = turned(source[0], folder, folder)
+
+
+def hub_names() -> str:
+    """Returns what the finder of models must know beside the page, as JavaScript: the classes of published models."""
+    from partsong.planner import MODELS
+
+    names = {text: row.denoiser for name, row in MODELS.items() for text in (name, row.checkpoint)}
+    return f"const hubNames = {json.dumps(names)};"
 
 
 def write_llms(app: Any, exception: Exception | None) -> None:

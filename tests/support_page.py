@@ -16,10 +16,11 @@ from partsong.samplers.support import denoising
 
 _HEAD = """{counts}
 
-Find your model's class in the first column. *yes* means that the strategy runs, in the class that the first row has
-for it: *exact* equals one rank up to rounding, *approximate* drifts and equals it at a setting its page names,
-*bounded* comes with a certificate. *no* is refused before any work, for the [reason](#reasons) of that number.
-`partsong list support MODEL` prints the same for the name of a family, a model or a pipeline.
+Find your model's class in the first column; on the site, a field takes any part of it or of a hub name. *yes* means
+that the strategy runs, in the class that the first row has for it: *exact* equals one rank up to rounding,
+*approximate* drifts and equals it at a setting its page names, *bounded* comes with a certificate. *no* is refused
+before any work, for the [reason](#reasons) of that number. `partsong list support NAME` prints the same for all models
+that have NAME in that of their family, class, pipeline or, for published ones, hub.
 
 ## Matrix
 """

@@ -231,6 +231,14 @@ def test_list_and_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert {row["model"] for row in rows} == {"WanVACETransformer3DModel"}
         assert next(row for row in rows if row["strategy"] == "Ulysses")["class"] == "exact"
         assert next(row for row in rows if row["strategy"] == "DynamicSequence")["reason"]
+    for part, models in {
+        "z image": {"ZImageTransformer2DModel"},
+        "qwen": {"QwenImageTransformer2DModel", "QwenImage21Transformer2DModel"},
+        "FLUX.1-dev": {"FluxTransformer2DModel"},
+        "WanImageToVideoPip": {"WanTransformer3DModel"},
+    }.items():
+        assert run("list", "support", part, "--json", tmp_path / "part.json") == 0
+        assert {row["model"] for row in read(tmp_path / "part.json")["rows"]} == models
     assert run("env", "--json", tmp_path / "e.json") == 0
     machine = read(tmp_path / "e.json")
     assert machine.keys() >= COMMON

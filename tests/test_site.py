@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents import ROOT
+from tests.serving.browser import chromium, lacking
 
 
 def test_the_site_lists_every_page() -> None:
@@ -35,3 +36,21 @@ def test_site_builds_without_warnings(tmp_path: Path) -> None:
     assert len(targets) > 30 and not [target for target in targets if not (site / target).is_file()]
     assert listed.startswith("# partsong\n\n> ")
     assert "partsong.Ring" in (site / "_generated" / "api" / "partsong.html").read_text(encoding="utf-8")
+    if lacking() is None:
+        find_models(site)
+
+
+def find_models(site: Path) -> None:
+    """The field above the matrix leaves the rows that have what is typed, on a phone whose page is not too wide."""
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        for name in ("index", "support"):
+            page.goto((site / f"{name}.html").as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        for typed, model in {"black-forest-labs/flux.1": "FluxTransformer2DModel", "wan vace": "WanVACE"}.items():
+            page.fill(".finder", typed)
+            shown = page.locator("#matrix tbody tr:visible").all_inner_texts()
+            assert len(shown) == 2 and model in shown[1], "the row of classes, and one of models"
+        page.fill(".finder", "no such model")
+        assert page.locator("#matrix tbody tr:visible").count() == 1
+        assert page.get_by_text("No row has that in its name").is_visible()

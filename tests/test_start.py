@@ -71,14 +71,21 @@ def test_a_process_that_only_starts_ranks_loads_no_models(tmp_path: Path) -> Non
     assert (tmp_path / "a.png").is_file()
 
 
-@pytest.mark.full
-def test_a_plan_for_a_published_model_loads_no_adapters_and_no_text_encoders(tmp_path: Path) -> None:
-    body = """
-sys.argv = "partsong plan --model pixart-sigma --gpus 2xa100 --height 512 --width 512".split()
+PLAN = """
+sys.argv = "partsong plan --model pixart-sigma --gpus 2xa100".split() + {}
 from partsong.cli import main
 main()
 """
-    assert loaded(tmp_path, body) - {"torch._dynamo"} == {"torch", "diffusers"}
+
+
+def test_a_plan_for_a_published_model_at_its_own_size_loads_no_models(tmp_path: Path) -> None:
+    assert loaded(tmp_path, PLAN.format([])) == {"torch"}
+
+
+@pytest.mark.full
+def test_a_plan_for_a_published_model_loads_no_adapters_and_no_text_encoders(tmp_path: Path) -> None:
+    asked = ["--height", "512", "--width", "512"]
+    assert loaded(tmp_path, PLAN.format(asked)) - {"torch._dynamo"} == {"torch", "diffusers"}
 
 
 @forks
@@ -138,6 +145,44 @@ except SystemExit:
     print("left out" if sys.modules.get("peft", "") is None else "kept")
 """
     assert run(tmp_path, body).stdout == ("kept\n" if has_adapters else "left out\n")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "outcome"),
+    [
+        ('{"_class_name": "EulerDiscreteScheduler", "use_beta_sigmas": false}', "left out"),
+        ('{"_class_name": "EulerDiscreteScheduler", "use_beta_sigmas": true}', "kept"),
+        ('{"_class_name": "LMSDiscreteScheduler"}', "kept"),
+        ('{"_class_name": "DPMSolverSDEScheduler"}', "kept"),
+    ],
+)
+def test_a_scheduler_that_computes_with_scipy_gets_it(tmp_path: Path, scheduler: str, outcome: str) -> None:
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler" / "scheduler_config.json").write_text(scheduler)
+    body = f"""
+sys.argv = ["partsong", "image", "a", "--model", {str(tmp_path)!r}]
+from partsong.cli import main
+try:
+    main()
+except SystemExit:
+    print("left out" if sys.modules.get("scipy", "") is None else "kept")
+"""
+    assert run(tmp_path, body).stdout == f"{outcome}\n"
+
+
+@pytest.mark.full
+def test_an_image_of_one_rank_loads_no_scipy_and_collects_garbage_once_it_has_imported_all(tmp_path: Path) -> None:
+    body = """
+import gc
+sys.argv = "partsong image circle --model shapes --steps 1 --out a.png".split()
+from partsong.cli import main
+try:
+    main()
+except SystemExit as ended:
+    print(ended.code, gc.isenabled(), gc.get_freeze_count() > 100_000, sys.modules["scipy"])
+"""
+    done = run(tmp_path, body)
+    assert done.stdout.splitlines()[-1] == "0 True True None", done.stderr
 
 
 @forks

@@ -1,7 +1,8 @@
 """Measures how long commands take to start: ``python benchmarks/startup/startup.py``.
 
 The commands run one after the other, in turn, each in a process of its own. The first step of an image is over when the
-ledger has its first line. Processor time is that of the command's own process, without its ranks.
+ledger has its first line, and has begun before. Processor time is that of the command's own process, without its ranks.
+No traces of earlier plans are there to be read.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import tyro
 
 from benchmarks.filing import file_result, markdown_table, result_path, spread
 
-PLAN = "plan --model flux-dev --gpus 4x4090 --link pcie4 --height 1024 --width 1024"
-IMAGE = "image PROMPT --nproc 2 --strategy ulysses --ledger ledger.jsonl --out image.png"
-COMMANDS = {"help": "--help", "plan": PLAN, "image": IMAGE}
+PLAN = "plan --model flux-dev --gpus 4x4090 --link pcie4"
+IMAGE = "image PROMPT --model shapes --steps 1 --ledger ledger.jsonl --out image.png"
+RANKS = "image PROMPT --nproc 2 --strategy ulysses --ledger ledger.jsonl --out image.png"
+COMMANDS = {"help": "--help", "plan": PLAN, "traced plan": f"{PLAN} --height 512", "image": IMAGE, "two ranks": RANKS}
 #: Seconds between two looks at the ledger.
 GLANCE = 0.01
 
@@ -53,7 +55,7 @@ def main(config: Config) -> None:
     note = (
         f"Median of {config.repeats} runs, in turn, after one that does not count. *First step* is the time from the "
         "start of the command to the end of the first denoising step; *processor* is that of its own process, without "
-        "ranks."
+        "ranks. A plan at the model's own size reads traces that come with the package; at another it traces calls."
     )
     table = markdown_table(("command", "first step", "until it ends", "processor"), lines)
     spreads = {name: spread([each["seconds"] for each in taken]) for name, taken in runs.items()}
@@ -73,10 +75,15 @@ def _run(command: str, prompt: str) -> dict[str, float]:
     words = [prompt if word == "PROMPT" else word for word in command.split()]
     with tempfile.TemporaryDirectory() as folder:
         ledger, found = Path(folder) / "ledger.jsonl", {}
+        environment = {**os.environ, "PARTSONG_TRACES": str(Path(folder) / "traces")}
         before, start = os.times(), time.perf_counter()
         with (Path(folder) / "errors").open("w+") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "partsong", *words], cwd=folder, stdout=subprocess.DEVNULL, stderr=errors
+                [sys.executable, "-m", "partsong", *words],
+                cwd=folder,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
             )
             while "first_step" not in found and process.poll() is None and "--ledger" in words:
                 if ledger.exists() and ledger.stat().st_size:

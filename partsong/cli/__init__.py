@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -41,6 +42,7 @@ from partsong.cli.suites.options import Eval, EvalSuite, PlannerEval, Promises, 
 from partsong.cli.suites.picture_options import PictureEval, VideoEval
 from partsong.errors import DistributedError, NotANumberError, OutputError, PartsongError
 from partsong.foreign_messages import hide_foreign_messages
+from partsong.garbage import collect_later
 from partsong.knobs import did_you_mean
 from partsong.left_out_libraries import leave_out
 from partsong.outputs import check_writable, write_json
@@ -57,6 +59,8 @@ _FAILURES = (DistributedError, NotANumberError, OutputError)
 COMMON_KEYS = ("command", "strategy", "nproc", "seed", "seconds", "out", "ledger")
 
 
+#: Schedulers of diffusers that compute with scipy, themselves or by torchsde; others import it where it is there.
+_NEEDS_SCIPY = re.compile(rb'"use_beta_sigmas": *true|"LMSDiscrete|"DPMSolverSDE|"CosineDPMSolver')
 #: For each class of options: the module of the command, and its functions that run it and describe its result.
 _COMMANDS: dict[type, tuple[str, str, str]] = {
     Image: ("image", "image", "summary"),
@@ -116,9 +120,13 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _start_sooner(options: Any) -> None:
-    """Leaves out libraries that neither this process, which ends with the command, nor its ranks will need."""
+    """Leaves out what neither this process, which ends with the command, nor its ranks will need while they import.
+
+    A plan leaves little garbage and ends soon; jobs turn its collection on again when they have imported everything.
+    """
     if not isinstance(options, (Planning, Image, Video)):
         return
+    collect_later()
     named = options.model or ""  # without one, `plan` reads the settings of published models
     folder = zoo.MODELS[named].folder if named in zoo.MODELS else Path(named) if named else None
     folder = folder if folder is not None and folder.is_dir() else None
@@ -128,6 +136,8 @@ def _start_sooner(options: Any) -> None:
             leave_out("peft")
         if not any(b"quantization_config" in file.read_bytes() for file in folder.rglob("config.json")):
             leave_out("torchao")
+        if not any(_NEEDS_SCIPY.search(file.read_bytes()) for file in folder.rglob("scheduler_config.json")):
+            leave_out("scipy", "sklearn")  # the second needs the first
     elif folder is None and isinstance(options, Planning):
         # Only the configuration of a published model is read.
         leave_out("accelerate", "peft", "scipy", "transformers")

@@ -101,9 +101,8 @@ def _support_of(model: str) -> list[dict[str, Any]]:
     from partsong.samplers.support import rows_for, support_of
 
     # A published model is known by the name that plans have for it, or by that of the hub.
-    names = {name: row.denoiser for name, row in MODELS.items()}
-    names |= {row.checkpoint.lower(): row.denoiser for row in MODELS.values()}
-    return [row for adapter in rows_for(names.get(model.lower(), model)) for row in support_of(adapter)]
+    names = {text: row.denoiser for name, row in MODELS.items() for text in (name, row.checkpoint)}
+    return [row for adapter in rows_for(model, names) for row in support_of(adapter)]
 
 
 def _rules() -> list[dict[str, Any]]:

@@ -275,7 +275,7 @@ class List(Common):
     ]
     """What to list."""
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
-    """Show support for this model only: a family, or a class of a model or pipeline, as diffusers names it."""
+    """Show support for these models only: any part of a family, of a class of a model or pipeline, or of a hub name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +20,6 @@ __all__ = ["calibrate", "calibrate_summary", "evaluate", "evaluate_summary", "pl
 def plan(options: Planning) -> dict[str, Any]:
     """Predicts every legal mix of strategies and returns rows, best first."""
     refuse_torchrun("partsong plan runs in one process")
-    with _uncollected():
-        return _planned(options)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Turns off garbage collection while importing and tracing, which leave little garbage: a tenth faster."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def _planned(options: Planning) -> dict[str, Any]:
     from partsong.jobs.planning import paste, subject_for, text_model_for
     from partsong.planner.recommend import advise
 

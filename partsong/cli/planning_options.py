@@ -20,7 +20,7 @@ class Planning(Common):
     model: Annotated[str | None, tyro.conf.arg(metavar="MODEL")] = None
     """A published model such as flux-dev (an unknown name lists them), a zoo name, or a folder: of diffusers, or of a
     language model, of which config.json is enough. If not given, all published models are planned, which takes minutes
-    the first time."""
+    the first time where no traces of them come with the package."""
     gpus: Annotated[str | None, tyro.conf.arg(metavar="NxNAME")] = None
     """How many devices of which kind, such as 4x4090; if not given, this machine as `partsong calibrate` has
     measured it."""

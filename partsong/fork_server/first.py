@@ -1,11 +1,11 @@
 """Imported first by the server that ranks are forked from: lets it import the rest undisturbed, and end in time."""
 
-import gc
 import os
 import signal
 
 from partsong.foreign_messages import hide_if_parent_does
 from partsong.fork_server import LEFT_OUT
+from partsong.garbage import collect_later
 from partsong.left_out_libraries import leave_out
 from partsong.parent import end_with_parent
 
@@ -14,7 +14,6 @@ from partsong.parent import end_with_parent
 end_with_parent()
 # The process that started it answers to Ctrl-C.
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-# A tenth of the time of importing: next to nothing of what is made is garbage.
-gc.disable()
+collect_later()
 leave_out(*os.environ.pop(LEFT_OUT, "").split())
 hide_if_parent_does()

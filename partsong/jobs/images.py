@@ -11,6 +11,7 @@ import torch
 
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
+from partsong.garbage import collect_again
 from partsong.jobs.compare import ComparedRun, Images, drift, finite, parallel_run, serial_run
 from partsong.jobs.loading import open_plan
 from partsong.jobs.pipelines import SamplingJob, open_mesh, open_pipeline, picture_arguments, pipeline_class
@@ -46,6 +47,7 @@ def run_image(job: ImageJob) -> dict[str, Any]:
     """
     job.prepare_process()
     check_image_call(job)
+    collect_again()
     with open_mesh(job) as mesh:
         pipe = open_pipeline(job, mesh) if job.compare else None
 

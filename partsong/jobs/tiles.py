@@ -13,6 +13,7 @@ import torch
 
 from partsong import zoo
 from partsong.errors import ArgumentError
+from partsong.garbage import collect_again
 from partsong.jobs.compare import drift
 from partsong.jobs.folder_source import FolderSource
 from partsong.jobs.images import facts_read
@@ -65,6 +66,7 @@ def run_tiles(job: TilesJob) -> dict[str, Any]:
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     quiet_libraries()
+    collect_again()
     loaded = _load(job)
     with Ledger(job.ledger) as records:
         decoded, images, seconds = _sample(loaded, job, job.rule)

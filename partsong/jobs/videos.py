@@ -16,6 +16,7 @@ import torch
 from partsong import zoo
 from partsong.accelerator import is_on_host
 from partsong.errors import UnsupportedError
+from partsong.garbage import collect_again
 from partsong.jobs.compare import WARM_UP_STEPS, drift, gather
 from partsong.jobs.loading import open_plan
 from partsong.jobs.pipelines import SamplingJob, open_mesh, open_pipeline, pipeline_class
@@ -60,6 +61,7 @@ def run_video(job: VideoJob) -> dict[str, Any]:
     """
     job.prepare_process()
     check_video_call(job)
+    collect_again()
     with open_mesh(job) as mesh:
         pipe = open_pipeline(job, mesh) if job.compare else None
         keeps = job.compare or job.zoo_name is not None

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from partsong.errors import PartsongError
 from partsong.outputs import write_text
 from partsong.parallel.plan.remembered_shapes import RememberedShapes
 from partsong.parallel.strategy import Strategy
-from partsong.planner.operators import OperatorWork
 from partsong.planner.subject import Subject
-from partsong.planner.trace import CallPart, CallTrace, Event, Post, Wait, trace_calls
+from partsong.planner.trace import KERNEL_CHOICES, CallTrace, trace_calls
+from partsong.planner.trace_data import TraceTable, data_of
 
 __all__ = ["find_trace", "trace_folder"]
 
@@ -35,8 +35,8 @@ ENV = "PARTSONG_TRACES"
 #: A trace depends on what stands in these folders of this package, and on these packages.
 _HOUSE = Path(__file__).parents[1]
 _SOURCES, _PACKAGES = ("kernels", "parallel", "samplers", "planner"), ("torch", "diffusers", "transformers")
-#: Environment variables that choose kernels.
-_CHOICES = ("PARTSONG_ATTENTION", "PARTSONG_TUNED", "TRITON_INTERPRET")
+#: What the trace of a file is called in it.
+_ONLY = "call"
 #: Traces of other versions are deleted once none has been added for this many seconds.
 _OLD = 30 * 24 * 3600.0
 
@@ -82,7 +82,7 @@ def find_trace(
     if (kept := _read(file, about)) is not None:
         return kept
     trace = begin()
-    _write(file, {"about": about, **_encoded(trace)})
+    _write(file, {"about": about, **data_of({_ONLY: trace})})
     return trace
 
 
@@ -102,7 +102,7 @@ def _about(
         "inputs": repr(tree_map(_described, dict(inputs))),
         **how,
         "cuda": torch.cuda.is_available(),
-        "environment": [os.environ.get(name) for name in _CHOICES],
+        "environment": [os.environ.get(name) for name in (*KERNEL_CHOICES, "TRITON_INTERPRET")],
     }
 
 
@@ -159,45 +159,6 @@ def _read(file: Path, about: Mapping[str, Any]) -> CallTrace | None:
     """Returns what an entry holds; None where there is none, or none that can be read."""
     try:
         entry = json.loads(file.read_text(encoding="utf-8"))
-        return _decoded(entry) if entry["about"] == about else None
+        return TraceTable(entry).trace(_ONLY) if entry["about"] == about else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
-
-
-def _encoded(trace: CallTrace) -> dict[str, Any]:
-    """Returns a trace as JSON has it; calls name their events by places in a list, because most recur."""
-    places: dict[str, int] = {}
-
-    def place(event: Event) -> int:
-        fields = [*(list(way.items()) for way in event[:2]), event.lane] if isinstance(event, Post) else list(event)
-        return places.setdefault(json.dumps([type(event).__name__, *fields]), len(places))
-
-    def call(parts: Sequence[CallPart]) -> list[Any]:
-        return [[[place(event) for event in part.events], part.times] for part in parts]
-
-    calls = {"first": call(trace.first), "steady": call(trace.steady)}
-    return {
-        **calls,
-        "events": [json.loads(text) for text in places],
-        "numbers": {n: getattr(trace, n) for n in _NUMBERS},
-    }
-
-
-def _decoded(entry: Mapping[str, Any]) -> CallTrace:
-    events = [_KINDS[kind](fields) for kind, *fields in entry["events"]]
-
-    def call(parts: Sequence[Any]) -> tuple[CallPart, ...]:
-        return tuple(CallPart(tuple(events[place] for place in places), times) for places, times in parts)
-
-    numbers = {name: entry["numbers"][name] for name in _NUMBERS}
-    numbers["checks"] = tuple(numbers["checks"])
-    return CallTrace(first=call(entry["first"]), steady=call(entry["steady"]), **numbers)
-
-
-_NUMBERS = ("warmup", "working", "weights", "kept", "checks", "returned", "handed", "keys", "blocks")
-#: How an event is made of its fields, by its name.
-_KINDS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
-    "Post": lambda fields: Post(dict(map(tuple, fields[0])), dict(map(tuple, fields[1])), fields[2]),
-    "Wait": lambda fields: Wait(*fields),
-    "OperatorWork": lambda fields: OperatorWork(*fields),
-}

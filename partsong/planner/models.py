@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -85,15 +85,15 @@ class ModelRow:
     encoders: tuple[Encoder, ...]
 
     def built(self) -> Subject:
-        """Builds the model in half precision."""
-        denoiser = _empty(self.denoiser, self.config)
-        config: Any = denoiser.config
+        """Describes the model in half precision; its parts are built when they are first needed."""
+        build = functools.cache(lambda: _empty(self.denoiser, self.config))
+        coder = self.coder
         return Subject(
             **{name: getattr(self, name) for name in _OF_SUBJECT},
-            denoiser=denoiser,
-            call=lambda size: self.call(size, config),
-            coder=Autoencoder(_empty(self.coder.kind, self.coder.config), self.coder.channels, self.coder.clip),
-            settings=f"{self.denoiser} {json.dumps(_public(config), sort_keys=True, default=repr)}",
+            build=build,
+            call=lambda size: self.call(size, cast("Any", build().config)),
+            coder=Autoencoder(lambda: _empty(coder.kind, coder.config), coder.channels, coder.clip),
+            settings=f"{self.denoiser} {json.dumps(dict(self.config), sort_keys=True, default=repr)}",
             uniform=True,  # tests trace every row both ways
         )
 
@@ -141,7 +141,7 @@ MODELS: Mapping[str, ModelRow] = _rows(json.loads(Path(__file__).with_name("mode
 
 @functools.lru_cache(maxsize=4)
 def subject_named(name: str) -> Subject:
-    """Builds a published model without weights, in half precision.
+    """Describes a published model in half precision; it is built, without weights, where it has to be traced.
 
     Raises:
         ArgumentError: an unknown name; lists the known ones.
@@ -149,11 +149,11 @@ def subject_named(name: str) -> Subject:
     if name not in MODELS:
         known = f"the known ones are {', '.join(MODELS)}{did_you_mean(name, MODELS)}"
         raise ArgumentError(f"no model {name!r} is known to the planner; {known}")
-    return MODELS[name].built()
+    return replace(MODELS[name].built(), published=name)
 
 
 def subject_in(folder: Path, pipeline: str) -> Subject:
-    """Builds the model of a folder without its weights, in half precision.
+    """Describes the model of a folder in half precision, without its weights.
 
     Args:
         folder: of a diffusers pipeline.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
 __all__ = ["OperatorWork", "work_of"]
 
@@ -58,12 +58,19 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output:
         number = math.prod(outer) * rows
         flops = 2.0 * number * key.shape[-2] * (dim + value.shape[-1])
         return OperatorWork("attention", flops, moved, number / QUERY_ROWS)
-    if packet in flop_registry:
-        count: Callable[..., int] = flop_registry[packet]
+    if (count := _counts().get(packet)) is not None:
         return OperatorWork("matmul", float(count(*args, **kwargs, out_val=output)), moved, results[0].numel() / TILE)
     if packet in _IN_PLACE and given:
         moved = 2 * given[-1].nbytes
     return OperatorWork("memory", 0.0, moved, 0.0)
+
+
+@functools.cache
+def _counts() -> Mapping[Any, Callable[..., int]]:
+    """Returns torch's functions that count arithmetic, by operator."""
+    from torch.utils.flop_counter import flop_registry  # imports triton, and a plan may need no tracing
+
+    return flop_registry
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

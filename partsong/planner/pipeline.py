@@ -45,7 +45,7 @@ def subject_of(pipe: Any, **arguments: Any) -> Subject:
     clip = 3 if frames > 1 else None
     return Subject(
         name=type(pipe).__name__,
-        denoiser=denoiser,
+        build=lambda: denoiser,
         call=first.call,
         steps=arguments.get("num_inference_steps", 50),
         height=height,
@@ -54,7 +54,7 @@ def subject_of(pipe: Any, **arguments: Any) -> Subject:
         multiple=first.downscale,
         branches=samples if len(calls) == 1 else len(calls),
         joined=len(calls) == 1,
-        coder=None if coder is None else Autoencoder(coder, coder.config.latent_channels, clip),
+        coder=None if coder is None else Autoencoder(lambda: coder, coder.config.latent_channels, clip),
         encoders=_encoders(pipe),
         dtype=dtype,
     )

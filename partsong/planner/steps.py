@@ -15,6 +15,7 @@ from partsong.parallel.strategy import Strategy, mesh_for
 from partsong.planner.calls import Size
 from partsong.planner.decoding import DecoderCost, decoding_of
 from partsong.planner.kept_traces import find_trace
+from partsong.planner.shipped_traces import shipped_for
 from partsong.planner.subject import Subject
 from partsong.planner.trace import CallTrace, blocks_are_equal
 from partsong.samplers.registry import CfgParallel, DisplacedPatch, DraftedSteps, PatchPipeline, StepCache, TimeParallel
@@ -160,12 +161,15 @@ class Tracer:
         self.subject, self.size, self.fused = subject, size, fused
         self._traces: dict[tuple[object, ...], CallTrace] = {}
         self._shapes = RememberedShapes()
+        self._shipped = shipped_for(subject, size, fused=fused)
 
     @functools.cached_property
     def decoding(self) -> DecoderCost | None:
         """Returns what decoding takes; None where there is no autoencoder."""
+        if self._shipped is not None:
+            return self._shipped.decoding
         coder = self.subject.coder
-        return None if coder is None else decoding_of(coder.module, coder.channels, coder.clip)
+        return None if coder is None else decoding_of(coder.build(), coder.channels, coder.clip)
 
     def trace(self, strategies: Sequence[Strategy], ranks: int, steps: int) -> TracedSteps:
         """Traces the steps of a generation.
@@ -180,9 +184,10 @@ class Tracer:
         """
         mesh_for(strategies, ranks)  # refuses strategies that do not go together
         loop = next((strategy for strategy in strategies if strategy.has_loop), None)
-        adapter = adapter_for(self.subject.denoiser)
-        if loop is not None and ranks > 1 and (reason := loop.refuses(adapter)) is not None:
-            raise UnsupportedError(f"{type(loop).__name__} on {adapter.model}: {reason}")
+        if loop is not None and ranks > 1:
+            adapter = adapter_for(self.subject.denoiser)
+            if (reason := loop.refuses(adapter)) is not None:
+                raise UnsupportedError(f"{type(loop).__name__} on {adapter.model}: {reason}")
         others = [strategy for strategy in strategies if strategy is not loop]
         if isinstance(loop, PatchPipeline):
             return self._patches(loop, ranks, steps)
@@ -261,10 +266,14 @@ class Tracer:
     def _call(self, mix: Sequence[Strategy], ranks: int, samples: int) -> CallTrace:
         key = (*mix, ranks, samples)
         if key not in self._traces:
-            inputs, whole = self._inputs(samples), not self._is_uniform
-            how = {"whole": whole, "fused": self.fused}
-            self._traces[key] = find_trace(self.subject, mix, ranks, inputs, shapes=self._shapes, **how)
+            shipped = None if self._shipped is None else self._shipped.trace(mix, ranks, samples)
+            self._traces[key] = shipped or self._find(mix, ranks, samples)
         return self._traces[key]
+
+    def _find(self, mix: Sequence[Strategy], ranks: int, samples: int) -> CallTrace:
+        inputs, whole = self._inputs(samples), not self._is_uniform
+        how = {"whole": whole, "fused": self.fused}
+        return find_trace(self.subject, mix, ranks, inputs, shapes=self._shapes, **how)
 
     def _inputs(self, samples: int) -> dict[str, Any]:
         return self.subject.call(replace(self.size, batch=samples))

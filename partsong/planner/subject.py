@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,12 +36,12 @@ class Autoencoder:
     """Describes an autoencoder.
 
     Attributes:
-        module: the shapes of its weights are used only.
+        build: makes it; the shapes of its weights are used only.
         channels: of the latents that it decodes.
         clip: latent frames of a short clip; None where it decodes pictures.
     """
 
-    module: nn.Module
+    build: Callable[[], nn.Module]
     channels: int
     clip: int | None
 
@@ -51,7 +52,7 @@ class Subject:
 
     Attributes:
         name: what answers call it.
-        denoiser: the shapes of its weights are used only.
+        build: makes its denoiser, when that is first needed; the shapes of its weights are used only.
         call: makes the arguments of one call for a size, without values.
         steps: of a generation where nothing else is asked.
         height: pixels where nothing else is asked.
@@ -66,10 +67,11 @@ class Subject:
         dtype: of weights and latents.
         settings: all that its denoiser was built from; None where it may have been changed since.
         uniform: whether one block is known to stand for all equal ones; otherwise the planner finds out.
+        published: its name among the published models; None where it is none, or with settings of its own.
     """
 
     name: str
-    denoiser: nn.Module
+    build: Callable[[], nn.Module]
     call: Callable[[Size], dict[str, Any]]
     steps: int
     height: int
@@ -84,6 +86,12 @@ class Subject:
     dtype: torch.dtype = torch.bfloat16
     settings: str | None = None
     uniform: bool = False
+    published: str | None = None
+
+    @functools.cached_property
+    def denoiser(self) -> nn.Module:
+        """Returns the denoiser."""
+        return self.build()
 
     def sized(self, height: int | None, width: int | None, frames: int | None, batch: int) -> Size:
         """Returns the size asked for, with the model's own values for what is left open.

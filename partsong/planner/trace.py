@@ -21,7 +21,21 @@ from partsong.parallel.strategy import Strategy
 from partsong.planner.operators import OperatorWork, work_of
 from partsong.planner.shallow import EqualBlocks, runs_of, shallow
 
-__all__ = ["Event", "PostedAt", "CallPart", "Post", "Recorder", "CallTrace", "Wait", "blocks_are_equal", "trace_calls"]
+__all__ = [
+    "KERNEL_CHOICES",
+    "CallPart",
+    "CallTrace",
+    "Event",
+    "Post",
+    "PostedAt",
+    "Recorder",
+    "Wait",
+    "blocks_are_equal",
+    "trace_calls",
+]
+
+#: Environment variables that choose kernels, and with them what is traced.
+KERNEL_CHOICES = ("PARTSONG_ATTENTION", "PARTSONG_TUNED")
 
 
 class PostedAt(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from inspect import signature
 
@@ -23,23 +24,49 @@ def support_rows() -> list[dict[str, str]]:
     ]
 
 
-def rows_for(name: str) -> list[Adapter]:
-    """Returns the rows that a name stands for: a family, the class of a model, or the class of a diffusers pipeline.
+def rows_for(name: str, others: Mapping[str, str] | None = None) -> list[Adapter]:
+    """Returns the rows that a name stands for: that of a family, the class of a model or of a diffusers pipeline.
+
+    Where nothing has just this name, it is taken as a part of one: ``qwen``, ``z image``, ``WanImage``. Letters and
+    digits count, and not their case.
+
+    Args:
+        name: what is asked for.
+        others: more names, such as those of a hub, each with the class of its model.
 
     Raises:
-        ArgumentError: nothing has that name; names the nearest.
+        ArgumentError: nothing has a name with that in it; names the nearest.
     """
-    rows = {adapter.family.lower(): [adapter] for adapter in ADAPTERS.values()}
-    rows |= {adapter.model.lower(): [adapter] for adapter in ADAPTERS.values()}
-    known = rows.get(name.lower()) or [ADAPTERS[kind] for kind in _denoisers_of(name) if kind in ADAPTERS]
+    names = [(_plain(text), adapter) for adapter in ADAPTERS.values() for text in (adapter.family, adapter.model)]
+    names += [(_plain(text), ADAPTERS[kind]) for text, kind in (others or {}).items()]
+    asked = _plain(name)
+    whole = [adapter for text, adapter in names if text == asked] or _rows_of(_denoisers_of(name))
+    known = whole or [adapter for text, adapter in names if asked and asked in text] or _rows_of(_taken_with(asked))
     if not known:
-        near = get_close_matches(name.lower(), rows, 3, 0.4)
-        meant = [rows[word][0].family for word in near]
+        near = get_close_matches(asked, [text for text, _ in names], 3, 0.4)
+        meant = dict.fromkeys(adapter.family for word in near for text, adapter in names if text == word)
         raise ArgumentError(
-            f"{name!r} is no family, model or pipeline with a row"
-            + (f"; did you mean {' or '.join(dict.fromkeys(meant))}?" if meant else "; see partsong list support")
+            f"{name!r} is no part of a family, model or pipeline with a row"
+            + (f"; did you mean {' or '.join(meant)}?" if meant else "; see partsong list support")
         )
-    return known
+    return list({adapter.model: adapter for adapter in known}.values())
+
+
+def _plain(name: str) -> str:
+    """Returns the letters and digits of a name, in lower case."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _rows_of(kinds: Iterable[str]) -> list[Adapter]:
+    return [ADAPTERS[kind] for kind in kinds if kind in ADAPTERS]
+
+
+def _taken_with(part: str) -> list[str]:
+    """Lists the classes of models that pipelines with a part of a name take."""
+    import diffusers
+
+    pipelines = [name for name in dir(diffusers) if name.endswith("Pipeline") and part in name.lower()]
+    return [kind for name in pipelines if part for kind in _denoisers_of(name)]
 
 
 def _denoisers_of(pipeline: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writes docs/your-cards.md: ``python -m tests.planner.table`` plans its models and machines anew."""
+"""Writes docs/your-cards.md and the table of docs/index.md: ``python -m tests.planner.table`` plans them anew."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from partsong.planner.calls import Size
 from partsong.planner.steps import Tracer
 
 PAGE = Path(__file__).parents[2] / "docs" / "your-cards.md"
+#: The first page of the site, with the same in short.
+FRONT = PAGE.with_name("index.md")
 PLANNED = Path(__file__).with_name("plans.json")
 MODELS = (
     *("sdxl", "pixart-sigma", "sd3.5-large", "flux-schnell", "flux-dev"),
@@ -92,6 +94,26 @@ def page(cells: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
+def front(text: str, cells: Mapping[str, Any]) -> str:
+    """Returns the first page of the site with its table, of machines that are one box."""
+    titles = [title for title, (machine, _) in MACHINES.items() if machine.across is None]
+    lines = ["| model | " + " | ".join(titles) + " |", "|---" * (len(titles) + 1) + "|"]
+    for name in MODELS:
+        rows = (cells[f"{name}, {title}"] for title in titles)
+        shown = ("" if row is None else written(row["seconds"]) for row in rows)
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    begin, end = "<!-- cards: begin -->\n", "<!-- cards: end -->\n"
+    before, _, rest = text.partition(begin)
+    return "".join((before, begin, _FRONT, "\n".join(lines), "\n", end, rest.partition(end)[2]))
+
+
+_FRONT = """Seconds of a picture or a video at the model's own size and steps, **predicted** from public figures of the
+devices: nothing was timed on a GPU. An empty cell means that it does not fit. [What your cards run](your-cards.md) has
+the line to paste for each, and its memory; `partsong plan` answers for other cards and sizes.
+
+"""
+
+
 def written(number: str) -> str:
     """Writes thousands out."""
     return f"{float(number):,.0f}" if "e+" in number else number
@@ -101,3 +123,4 @@ if __name__ == "__main__":
     planned = dict(plans())
     PLANNED.write_text(json.dumps(planned, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(planned), encoding="utf-8")
+    FRONT.write_text(front(FRONT.read_text(encoding="utf-8"), planned), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from partsong.planner.trace import CallTrace, trace_calls
 
 TINY = Subject(
     name="tiny",
-    denoiser=probe_model(small=True),
+    build=functools.partial(probe_model, small=True),
     call=lambda size: probe_call(SMALL, torch.float32, small=True),
     steps=4,
     height=64,
@@ -76,7 +77,7 @@ def test_whatever_a_trace_depends_on_is_traced_again(traced: list[int], monkeypa
         {"tokens": 2 * SMALL},
         {"dtype": torch.bfloat16},
         {"subject": replace(TINY, settings="another")},
-        {"subject": replace(TINY, denoiser=probe_model(small=True).double()), "dtype": torch.float64},
+        {"subject": replace(TINY, build=lambda: probe_model(small=True).double()), "dtype": torch.float64},
     ]
     for case in cases:
         find(Ulysses(), **case)
@@ -117,8 +118,9 @@ def damaged(text: str) -> list[str]:
         "[]",
         json.dumps({**entry, "about": {}}),
         json.dumps({**entry, "events": []}),
-        json.dumps({**entry, "first": [[[0], 1, 2]]}),
-        json.dumps({**entry, "numbers": {}}),
+        json.dumps({**entry, "traces": {}}),
+        json.dumps({**entry, "traces": {"call": {**entry["traces"]["call"], "first": [[[0], 1, 2]]}}}),
+        json.dumps({**entry, "traces": {"call": {**entry["traces"]["call"], "numbers": {}}}}),
     ]
 
 

@@ -16,6 +16,8 @@ from tests.planner import table
 def test_the_page_shows_every_plan() -> None:
     cells = json.loads(table.PLANNED.read_text(encoding="utf-8"))
     assert table.PAGE.read_text(encoding="utf-8") == table.page(cells)
+    shown = table.FRONT.read_text(encoding="utf-8")
+    assert shown == table.front(shown, cells)
     assert set(cells) == {f"{name}, {title}" for name in table.MODELS for title in table.MACHINES}
 
 

@@ -70,7 +70,7 @@ class MemoryForecast:
         joined, bare = first.calls == 1, without_numbers(denoiser)
         subject = Subject(
             name=type(pipe).__name__,
-            denoiser=bare,
+            build=lambda: bare,
             call=lambda size: inputs,
             steps=1,
             height=self._usual.height,

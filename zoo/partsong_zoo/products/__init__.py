@@ -6,7 +6,8 @@ write solutions.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from partsong_zoo.products.problems import (
     Family,
@@ -19,7 +20,9 @@ from partsong_zoo.products.problems import (
     parse,
     support,
 )
-from partsong_zoo.products.solutions import ProductWork, Thread, in_sequence, in_threads, work_out
+
+if TYPE_CHECKING:
+    from partsong_zoo.products.solutions import ProductWork, Thread, in_sequence, in_threads, work_out
 
 __all__ = [
     "Family",
@@ -43,3 +46,10 @@ __all__ = [
 def thinking_knobs(strategy: str) -> Mapping[str, Any]:
     """Returns the knobs that the model needs for a strategy: its tags, without a lesson in them."""
     return {"format": "multiverse", "teach": False} if strategy == "fork-join" else {}
+
+
+def __getattr__(name: str) -> Any:
+    """Looks up what is in `solutions`, which loads all of partsong's reasoning, when it is first used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("partsong_zoo.products.solutions"), name)
