@@ -40,7 +40,7 @@ class Case:
 def cases(nproc: int) -> dict[str, Case]:
     """What is compared with the definition: odd and even token counts, one stream and two, masks, two orders."""
     found = {
-        "one stream": Case("DiT", PartialPatch(), branches=2),
+        "one stream": Case("DiT", PartialPatch(portion=0.3), branches=2),
         "kept": Case("DiT", PartialPatch(portion=1.3, warmup_steps=1, order=0)),
         "one step before": Case("DiT", PartialPatch(portion=0.5, warmup_steps=1, far=0.5)),
         "masks": Case("PixArt masked", PartialPatch(portion=0.6, far=0.3)),

@@ -54,7 +54,7 @@ class PartialPatch(DisplacedPatch):
     and a portion for each layer are partsong's.
     """
 
-    portion: AboveZero | Literal["auto"] = 0.3
+    portion: AboveZero | Literal["auto"] = 0.5
     far: Annotated[float, Number(0.0, 1.0, above=True)] = 1.0
     error_budget: Annotated[float, Number(0.0)] = 0.05
 
