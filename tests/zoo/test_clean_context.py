@@ -22,10 +22,10 @@ from partsong.samplers.cascade_pipeline.frames import CascadeFrames
 from partsong.samplers.cascade_pipeline.slots import Cascade
 from partsong_zoo.folders import save_pipeline
 from partsong_zoo.motion.attention import lookback_blocks
-from partsong_zoo.motion.clean_context import WINDOW, continuation_loss, draw_slot, seen_blocks, whole_walk
-from partsong_zoo.motion.distillation import few_step_sigmas, own_walk
+from partsong_zoo.motion.clean_context import WINDOW, cascaded_clip, draw_cascade, seen_blocks, slot_velocity
+from partsong_zoo.motion.distillation import few_step_sigmas
 from partsong_zoo.motion.model import TEXT_LENGTH, build_pipeline, build_vae, token_ids
-from partsong_zoo.motion.training import Animator, count_nulls
+from partsong_zoo.motion.training import Animator
 from partsong_zoo.motion.world import generator
 from partsong_zoo.training.common import World
 from tests.recipe_module import assert_refused_before_any_work, loaded
@@ -33,10 +33,10 @@ from tests.recipe_module import assert_refused_before_any_work, loaded
 CAPTION = "a red circle moves right"
 
 
-def random_animator() -> Animator:
-    """A causal animator without the zeros it starts with."""
+def random_animator(block: int = 4) -> Animator:
+    """An animator without the zeros it starts with."""
     torch.manual_seed(0)
-    model = Animator(1, 2, 4)
+    model = Animator(1, 2, block)
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.1)
     return model.requires_grad_(False)
@@ -88,30 +88,32 @@ def test_the_student_computes_what_the_cascade_computes(monkeypatch: pytest.Monk
     with parallelize(pipe, CascadePipeline(depth=2)) as plan:
         assert len(list(stream(plan, **knobs, generator=torch.Generator().manual_seed(0)))) == 4
     # Calls come slot by slot, oldest block first; the last block makes no clean call.
-    cascade = Cascade(blocks=4, steps=4, depth=2, ranks=1)
-    walk = torch.zeros(5, 1, 4, 16, 8, 8)
-    velocity = torch.zeros_like(walk)
-    for number in range(cascade.slots):
-        for block, step in cascade.slot(number).steps.items():
-            at = slice(4 * block, 4 * block + 4)
-            walk[step, :, :, at], velocity[step, :, :, at] = calls.pop(0)
-    assert not calls
+    cascade, levels = Cascade(blocks=4, steps=4, depth=2, ranks=1), few_step_sigmas(4)
+    here, noise, ids = torch.zeros(1, 4, 16, 8, 8), torch.zeros(1, 4, 16, 8, 8), token_ids([CAPTION])
     for layer in model.transformer.blocks:
         layer.attn1.set_processor(model.attention)
         layer.attn2.set_processor(model.attention)
-    ids, rng = token_ids([CAPTION]), generator(3)
-    # The targets are steps between states; here the states after a step are the scheduler's own.
-    walk[4, :, :, 12:] = walk[3, :, :, 12:] - few_step_sigmas(4)[3] * velocity[3, :, :, 12:]
     # The pipeline rounds its times down, and the student must be asked at the same ones.
     forward = model.transformer.forward
     monkeypatch.setattr(
-        model.transformer, "forward", lambda x, time, *rest, **knobs: forward(x, time.floor(), *rest, **knobs)
+        model.transformer, "forward", lambda x, time, *more, **knobs: forward(x, time.floor(), *more, **knobs)
     )
-    monkeypatch.setattr("partsong_zoo.motion.clean_context.draw_nulls", lambda ids, _: count_nulls(ids))
+    wanted = []
     for number in range(cascade.slots):
-        assert float(continuation_loss(model, walk, ids, cascade.slot(number), rng)) < 1e-9 * float(
-            velocity.square().mean()
-        )
+        slot, clip = cascade.slot(number), here.clone()
+        for block, step in slot.steps.items():
+            at = slice(4 * block, 4 * block + 4)
+            sample, velocity = calls.pop(0)
+            here[:, :, at], clip[:, :, at] = sample, sample - levels[step] * velocity
+            noise[:, :, at] = sample if step == 0 else noise[:, :, at]
+            if step < 4:
+                flown = slot_velocity(model, here, ids, slot)[:, :, at]
+                if block == max(slot.steps):  # now the samples of all blocks of the slot are there
+                    torch.testing.assert_close(flown, velocity, rtol=0, atol=1e-5)
+        wanted.append(clip[:, :, : 4 * max(slot.steps) + 4])
+    assert not calls
+    for number, clip in enumerate(wanted):
+        torch.testing.assert_close(cascaded_clip(model, noise, ids, cascade, number), clip, rtol=0, atol=1e-5)
 
 
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
@@ -130,18 +132,23 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
     return calls
 
 
-def test_a_whole_walk_keeps_every_state() -> None:
-    model, ids = random_animator(), token_ids([CAPTION])
-    noise = torch.randn(1, 4, 8, 8, 8)
-    walk = whole_walk(model, noise, ids, 4)
-    wanted = [own_walk(model, noise, ids, torch.tensor([step]), WINDOW) for step in range(5)]
-    torch.testing.assert_close(walk, torch.stack(wanted))
+def test_only_estimates_of_blocks_in_flight_have_a_gradient() -> None:
+    model = random_animator().requires_grad_(True)
+    cascade, noise = Cascade(blocks=3, steps=4, depth=2, ranks=1), torch.randn(1, 4, 12, 8, 8)
+    for number in range(cascade.lag, cascade.slots):
+        done = 4 * (min(block for block, step in cascade.slot(number).steps.items() if step < 4))
+        clip = cascaded_clip(model, noise, token_ids([CAPTION]), cascade, number)
+        weight = model.transformer.proj_out.weight
+        for part, has in ((clip[:, :, :done], False), (clip[:, :, done:], True)):
+            gradient = torch.autograd.grad(part.sum(), weight, retain_graph=True)[0]
+            assert bool(gradient.any()) == has
 
 
 def test_slots_of_every_depth_and_moment_are_drawn() -> None:
-    drawn = [draw_slot(3, 4, generator(seed)) for seed in range(200)]
-    assert {len(slot.steps) for slot in drawn} == {1, 2, 3}
-    assert {step for slot in drawn for step in slot.steps.values()} == {0, 1, 2, 3, 4}
+    drawn = [draw_cascade(3, 4, generator(seed)) for seed in range(300)]
+    for depth in (1, 2, 4):
+        cascade = Cascade(blocks=3, steps=4, depth=depth, ranks=1)
+        assert {last for each, last in drawn if each == cascade} == set(range(cascade.lag, cascade.slots))
 
 
 @pytest.fixture(scope="module")
@@ -152,14 +159,15 @@ def recipe() -> Iterator[ModuleType]:
 
 def tiny(recipe: ModuleType, out: Path, folder: Path) -> Any:
     """A miniature of the recipe."""
-    sizes = {"steps": 2, "batch": 1, "blocks": 3, "heads": 1, "depth": 2, "captions": 2, "save_minutes": 0.0}
-    return recipe.Config(out=str(out), start=str(folder), device="cpu", **sizes)
+    sizes = {"steps": 2, "batch": 1, "blocks": 2, "heads": 1, "depth": 2, "captions": 2, "save_minutes": 0.0}
+    return recipe.Config(out=str(out), start=str(folder / "causal"), teacher=str(folder / "all"), device="cpu", **sizes)
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("teacher")
-    save_pipeline(build_pipeline(random_animator(), build_vae(8)), folder)
+    for name, block in (("causal", 4), ("all", 0)):
+        save_pipeline(build_pipeline(random_animator(block), build_vae(8)), folder / name)
     return folder
 
 
@@ -169,7 +177,7 @@ def test_the_recipe_exports_a_stock_folder_that_streams(recipe: ModuleType, teac
     assert report["captions"] == 2 and 0.0 <= report["facts_read"] <= 1.0
     assert (tmp_path / "samples.png").is_file()
     pipe: Any = DiffusionPipeline.from_pretrained(tmp_path / "export" / "motion-clean")
-    before: Any = DiffusionPipeline.from_pretrained(teacher)
+    before: Any = DiffusionPipeline.from_pretrained(teacher / "causal")
     assert type(pipe) is WanPipeline and pipe.transformer.config.num_frame_per_block == 4
     for part, changes in (("vae", False), ("text_encoder", False), ("transformer", True)):
         held, was = (list(getattr(each, part).state_dict().values()) for each in (pipe, before))
@@ -177,6 +185,9 @@ def test_the_recipe_exports_a_stock_folder_that_streams(recipe: ModuleType, teac
 
 
 def test_a_wrong_folder_is_refused_before_any_work(recipe: ModuleType, teacher: Path, tmp_path: Path) -> None:
-    for folder, heads, message in (("nowhere", 1, "has no model_index.json"), (str(teacher), 2, "give the recipe")):
+    for folder, heads, message in (
+        ("nowhere", 1, "has no model_index.json"),
+        (str(teacher / "causal"), 2, "give the recipe"),
+    ):
         config = dataclasses.replace(tiny(recipe, tmp_path / "new", teacher), start=folder, heads=heads)
         assert_refused_before_any_work(recipe, config, message)

@@ -311,18 +311,16 @@ def test_only_the_last_step_of_an_own_clip_has_a_gradient() -> None:
 
 def test_clips_move_from_the_model_of_them_to_the_teacher() -> None:
     """Where both agree there is nothing to learn."""
-    student, ids, noise = random_animator(block=4), token_ids(CAPTIONS), torch.randn(2, 4, 8, 8, 8)
+    ids, clip = token_ids(CAPTIONS), torch.randn(2, 4, 8, 8, 8)
     teacher, fake = random_animator(), random_animator()
-    forcing = Forcing(teacher=teacher, guidance=1.0, num_steps=2)
-    same, learned = forcing.losses(student, fake, ids, noise, generator(6), lookback=None)
+    forcing = Forcing(teacher=teacher, guidance=1.0)
+    same, learned = forcing.losses(clip, fake, ids, generator(6))
     assert float(same) < 1e-8 < 1e-3 < float(learned)
     for weight in fake.parameters():
         weight.mul_(1.1)
-    other, _ = forcing.losses(student, fake, ids, noise, generator(6), lookback=None)
+    other, _ = forcing.losses(clip, fake, ids, generator(6))
     assert float(other) > 1e-3
-    guided, _ = Forcing(teacher=teacher, guidance=3.0, num_steps=2).losses(
-        student, fake, ids, noise, generator(6), lookback=None
-    )
+    guided, _ = Forcing(teacher=teacher, guidance=3.0).losses(clip, fake, ids, generator(6))
     assert not torch.equal(guided, other)
 
 

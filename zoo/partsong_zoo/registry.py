@@ -123,6 +123,17 @@ MODELS = (
         recipe="zoo/recipes/train_motion.py",
     ),
     _row(
+        "motion-clean",
+        kind="video",
+        description=(
+            "The causal model, taught to continue blocks that are clean, in four steps without guidance; for "
+            "cascade-pipeline."
+        ),
+        defaults=MappingProxyType(_VIDEOS | _FEW),
+        task=motion,
+        recipe="zoo/recipes/train_motion_clean.py",
+    ),
+    _row(
         "lists-mdlm",
         kind="text",
         description=(

@@ -42,7 +42,7 @@ from partsong.knobs import Share
 from partsong_zoo.folders import begin_with, pipeline_to_begin_with, save_pipeline
 from partsong_zoo.motion.clips import encode_clip
 from partsong_zoo.motion.distillation import distillation_loss
-from partsong_zoo.motion.forcing import Forcing
+from partsong_zoo.motion.forcing import Forcing, own_clip
 from partsong_zoo.motion.grammar import describe, training_scene
 from partsong_zoo.motion.model import BLOCK, TEXT_LENGTH, build_pipeline, build_vae, decoder_loss, vae_loss
 from partsong_zoo.motion.pool import KEPT, build_pool, draw_clip, load_autoencoder, load_pool, settle_statistics
@@ -321,13 +321,15 @@ def train_force(config: Config, world: World) -> None:
     optimizers = [adam(list(each.transformer.parameters()), r) for each, r in zip((student, fake), rates, strict=True)]
     stage = new_stage(config, world, "force", nn.ModuleDict({"student": student, "fake": fake}), optimizers)
     num = max(1, config.distil_tokens // KEPT // world.size)
-    forcing = Forcing(teacher=teacher, guidance=config.force_guidance, num_steps=FEW_STEPS["force"])
+    forcing, num_steps = Forcing(teacher=teacher, guidance=config.force_guidance), FEW_STEPS["force"]
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
         windows = pool.draw(rng, num, KEPT, 0.0)
         with mixed_precision(world):
-            noise = draw_noise(windows.clean, rng)
-            losses = forcing.losses(student, fake, windows.ids, noise, rng, lookback=draw_lookback(rng))
+            noise, lookback = draw_noise(windows.clean, rng), draw_lookback(rng)
+            steps = {"step": int(rng.integers(num_steps)), "num_steps": num_steps}
+            clip = own_clip(student, noise, windows.ids, **steps, lookback=lookback)
+            losses = forcing.losses(clip, fake, windows.ids, rng)
         return losses[0] + losses[1], f"fake {losses[1]:.4f}"
 
     stage.run(loss_of)

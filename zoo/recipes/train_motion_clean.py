@@ -3,8 +3,8 @@
 `motion-causal` reads a past at its own noise level. Self-Forcing and its kin read a past that is done. There are three
 stages:
 
-1. `train`: the model itself makes clips in four steps; a copy is shown blocks of them that are done beside blocks in
-   the midst of their steps, as in a cascade of any depth, and learns the next steps of these;
+1. `train`: a copy makes clips in four steps, block after block or several blocks together as in a cascade of any
+   depth, and they move to where `motion` finds them likelier than a model of such clips does (self-forcing);
 2. `export`: the averaged weights so far become `export/motion-clean/`, also while stage 1 runs;
 3. `evaluate`: samples fresh captions block after block and reads their facts back.
 
@@ -25,22 +25,22 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import DiffusionPipeline
-from torch import Tensor
+from torch import Tensor, nn
 
 from partsong import CascadePipeline, generate, parallelize, zoo
 from partsong.knobs import Share
 from partsong_zoo.folders import begin_with, pipeline_to_begin_with, save_pipeline
-from partsong_zoo.motion.clean_context import continuation_loss, draw_slot, whole_walk
+from partsong_zoo.motion.clean_context import cascaded_clip, draw_cascade
+from partsong_zoo.motion.forcing import Forcing
 from partsong_zoo.motion.grammar import describe, training_scene
 from partsong_zoo.motion.model import BLOCK, LATENT_CHANNELS, build_pipeline, token_ids
 from partsong_zoo.motion.scoring import score
 from partsong_zoo.motion.training import Animator, draw_noise
 from partsong_zoo.training.common import World, mixed_precision
 from partsong_zoo.training.recipe import file_report, run_recipe
-from partsong_zoo.training.stage import TrainingStage, inside_matrices, muon_and_adam, read_average, run_stages
+from partsong_zoo.training.stage import TrainingStage, adam, read_average, run_stages
 
-MODEL, TEACHER = "motion-clean", "motion-causal"
-NUM_STEPS = 4
+MODEL, NUM_STEPS = "motion-clean", 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,29 +49,29 @@ class Config:
 
     out: str = "runs/motion-clean"  # The folder for everything that is written.
     stages: str = "train,export,evaluate"  # The stages to run, with commas between.
-    start: str = str(zoo.MODELS[TEACHER].folder)  # The folder of `motion-causal`.
+    start: str = str(zoo.MODELS["motion-causal"].folder)  # The folder of `motion-causal`.
+    teacher: str = str(zoo.MODELS["motion"].folder)  # The folder of `motion`.
     seed: int = 0  # The seed of all draws.
     device: str = "cuda" if torch.cuda.is_available() else "cpu"  # Where to train: cpu or cuda.
     save_minutes: float = 3.0  # Minutes between checkpoints.
-    steps: int = 480  # Most steps of `train`.
+    steps: int = 300  # Most steps of `train`.
     minutes: float = math.inf  # Most minutes of `train`.
     batch: int = 8  # Clips per step of all ranks.
-    blocks: int = 6  # Blocks of a clip, four latents each.
-    slots: int = 2  # How often each clip is shown, each time at other moments of its blocks.
+    blocks: int = 4  # Blocks of a clip, four latents each.
     pairs: Share = 0.25  # Share of the captions that have two objects.
     heads: int = 6  # Attention heads.
     depth: int = 6  # Layers.
-    muon_rate: float = 9e-4  # Peak learning rate of orthogonalised momentum.
-    adam_rate: float = 3.6e-4  # Peak learning rate of Adam.
+    rate: float = 5e-5  # The student's peak learning rate; its clips' model has four times that.
+    guidance: float = 2.0  # The guidance of `motion`.
     captions: int = 60  # Fresh captions to evaluate.
 
 
-def started(config: Config) -> Animator:
-    """Makes the model with the weights to begin with, its text encoder fixed."""
-    pipeline = pipeline_to_begin_with(config.start, "vae", "text_encoder", "transformer")
-    model = Animator(config.heads, config.depth, BLOCK)
-    begin_with(config.start, model.text, pipeline.text_encoder)
-    begin_with(config.start, model.transformer, pipeline.transformer)
+def started(config: Config, folder: str, block: int) -> Animator:
+    """Makes a model with a folder's weights, its text encoder fixed; causal unless `block` is 0."""
+    pipeline = pipeline_to_begin_with(folder, "vae", "text_encoder", "transformer")
+    model = Animator(config.heads, config.depth, block)
+    begin_with(folder, model.text, pipeline.text_encoder)
+    begin_with(folder, model.transformer, pipeline.transformer)
     model.text.requires_grad_(False)
     return model
 
@@ -79,29 +79,32 @@ def started(config: Config) -> Animator:
 def train(config: Config, world: World) -> None:
     """Runs stage 1; writes `clean.pt`."""
     torch.manual_seed(config.seed)
-    teacher, model = started(config).requires_grad_(False).to(world.device), started(config).to(world.device)
-    rates, inside = (config.muon_rate, config.adam_rate), inside_matrices(model.transformer, "blocks.")
+    student = started(config, config.start, BLOCK).to(world.device)
+    teacher, fake = (started(config, config.teacher, 0).to(world.device) for _ in range(2))
+    rates = (config.rate, 4 * config.rate)
     stage = TrainingStage(
         world,
         Path(config.out) / "clean.pt",
-        model,
-        muon_and_adam(model, inside, rates, 0.0),
+        nn.ModuleDict({"student": student, "fake": fake}),
+        [adam(list(each.transformer.parameters()), r) for each, r in zip((student, fake), rates, strict=True)],
         key=(151, config.seed, world.rank),
         steps=config.steps,
         minutes=config.minutes,
         save_minutes=config.save_minutes,
     )
-    num = max(1, config.batch // world.size)
+    num, forcing = (
+        max(1, config.batch // world.size),
+        Forcing(teacher=teacher.requires_grad_(False), guidance=config.guidance),
+    )
 
     def loss_of(rng: np.random.Generator) -> tuple[Tensor, str]:
         captions = [describe(training_scene(rng, config.pairs), rng) for _ in range(num)]
         ids = token_ids(captions).to(world.device)
         noise = draw_noise(torch.empty(num, LATENT_CHANNELS, config.blocks * BLOCK, 8, 8, device=world.device), rng)
         with mixed_precision(world):
-            walk = whole_walk(teacher, noise, ids, NUM_STEPS)
-            slots = [draw_slot(config.blocks, NUM_STEPS, rng) for _ in range(config.slots)]
-            losses = [continuation_loss(stage.module, walk, ids, slot, rng) for slot in slots]
-        return torch.stack(losses).mean(), ""
+            clip = cascaded_clip(student, noise, ids, *draw_cascade(config.blocks, NUM_STEPS, rng))
+            losses = forcing.losses(clip, fake, ids, rng)
+        return losses[0] + losses[1], f"fake {losses[1]:.4f}"
 
     stage.run(loss_of)
     world.say(f"train done: {stage.step} steps, {stage.spent:.1f} minutes")
@@ -116,8 +119,8 @@ def export(config: Config, world: World) -> None:
     """Runs stage 2: saves a stock pipeline folder."""
     if world.rank:
         return
-    model = started(config)
-    model.load_state_dict(read_average(Path(config.out) / "clean.pt"))
+    model = started(config, config.start, BLOCK)
+    model.load_state_dict(read_average(Path(config.out) / "clean.pt", "student"))
     vae = pipeline_to_begin_with(config.start, "vae").vae
     save_pipeline(build_pipeline(model, vae), exported(config))
 
@@ -128,7 +131,7 @@ def evaluate(config: Config, world: World) -> None:
         return
     pipeline: Any = DiffusionPipeline.from_pretrained(exported(config)).to(world.device)
     pipeline.set_progress_bar_config(disable=True)
-    knobs = dict(zoo.MODELS[TEACHER].defaults)
+    knobs = dict(zoo.MODELS["motion-causal"].defaults)
     with parallelize(pipeline, CascadePipeline(depth=1)) as plan:
 
         def call(texts: list[str], **named: Any) -> Any:
@@ -142,7 +145,8 @@ def evaluate(config: Config, world: World) -> None:
 
 def run(config: Config, world: World) -> None:
     """Runs the stages of the configuration."""
-    started(config)  # A wrong folder ends here, before any work.
+    for folder, block in ((config.start, BLOCK), (config.teacher, 0)):
+        started(config, folder, block)  # A wrong folder ends here, before any work.
     run_stages(config, world, {"train": train, "export": export, "evaluate": evaluate})
 
 

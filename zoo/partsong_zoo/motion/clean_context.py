@@ -1,15 +1,12 @@
-"""Teaches `motion-clean` to continue clean blocks as `motion-causal` continues noisy ones.
+"""Makes clips as `CascadePipeline` makes them, so that `motion-clean` learns to continue blocks that are clean.
 
-Few-step causal models such as Self-Forcing read a past that is done. The teacher reads a past at its own noise level.
-So it makes whole clips and keeps where it was after each step; the student gets blocks that are done, beside blocks in
-the midst of their steps, and learns the teacher's next step for these. Who is done and who is in flight is drawn from
-the slots of `CascadePipeline` at all its depths, so that it may start blocks early. Importing this module loads torch;
-only the recipe imports it.
+Few-step causal models such as Self-Forcing read a past that is done, and a model that was trained on a past at its own
+noise level has never seen one. So the student makes its clips block after block, or some blocks together as a cascade
+of any depth does, and distribution matching moves them to the teacher's (see `partsong_zoo.motion.forcing`). Importing
+this module loads torch; only the recipe imports it.
 """
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -18,19 +15,19 @@ from torch import Tensor
 from partsong.samplers.cascade_pipeline.slots import Cascade, Slot
 from partsong_zoo.motion.distillation import few_step_sigmas
 from partsong_zoo.motion.model import BLOCK
-from partsong_zoo.motion.training import Animator, count_nulls, draw_nulls
+from partsong_zoo.motion.training import Animator, count_nulls
 
-__all__ = ["WINDOW", "continuation_loss", "draw_slot", "seen_blocks", "whole_walk"]
+__all__ = ["WINDOW", "cascaded_clip", "draw_cascade", "seen_blocks", "slot_velocity"]
 
 #: Blocks of the past that a block sees at least, the default of `CascadePipeline`.
 WINDOW = 3
 
 
-def draw_slot(blocks: int, num_steps: int, rng: np.random.Generator) -> Slot:
-    """Draws a slot of a cascade of `blocks` blocks at any of its depths."""
+def draw_cascade(blocks: int, num_steps: int, rng: np.random.Generator) -> tuple[Cascade, int]:
+    """Draws a cascade of any depth that divides the steps, and one of its slots after the first block's first steps."""
     depths = [depth for depth in range(1, num_steps + 1) if num_steps % depth == 0]
     cascade = Cascade(blocks=blocks, steps=num_steps, depth=int(rng.choice(depths)), ranks=1)
-    return cascade.slot(int(rng.integers(cascade.slots)))
+    return cascade, int(rng.integers(cascade.lag, cascade.slots))
 
 
 def seen_blocks(slot: Slot, window: int = WINDOW) -> Tensor:
@@ -50,46 +47,49 @@ def seen_blocks(slot: Slot, window: int = WINDOW) -> Tensor:
     return sees
 
 
-@torch.no_grad()
-def whole_walk(teacher: Animator, noise: Tensor, ids: Tensor, num_steps: int) -> Tensor:
-    """Makes clips and keeps every state.
+def _steps(slot: Slot) -> Tensor:
+    """Returns the step of each latent frame up to the newest block; clean ones have made all."""
+    steps = [slot.steps.get(block, slot.num_steps) for block in range(max(slot.steps) + 1)]
+    return torch.tensor(steps).repeat_interleave(BLOCK)
+
+
+def slot_velocity(student: Animator, latents: Tensor, ids: Tensor, slot: Slot) -> Tensor:
+    """Computes the velocities of all blocks up to the newest in a slot, in one forward.
 
     Args:
-        teacher: a causal transformer that reads a past at its own noise level.
-        noise: where clips begin, `[batch, 4, latents, 8, 8]`.
+        student: a causal transformer.
+        latents: of at least these blocks, each at its own step, `[batch, 4, latents, 8, 8]`.
         ids: captions, `[batch, 24]`.
-        num_steps: its steps from noise to a clip.
+        slot: the step of each block in flight; blocks before it are clean.
+    """
+    steps = _steps(slot)
+    sigma = torch.tensor(few_step_sigmas(slot.num_steps))[steps].to(latents.device).expand(len(ids), -1)
+    return student(latents[:, :, : len(steps)], sigma, ids, count_nulls(ids), sees=seen_blocks(slot)).float()
+
+
+def cascaded_clip(student: Animator, noise: Tensor, ids: Tensor, cascade: Cascade, last: int) -> Tensor:
+    """Makes clips as they look in a slot of a cascade: blocks that are done, and clean estimates of those in flight.
+
+    Only the estimates have a gradient.
+
+    Args:
+        student: a causal transformer.
+        noise: where its blocks begin, `[batch, 4, latents, 8, 8]`.
+        ids: captions, `[batch, 24]`.
+        cascade: says which blocks make their steps together.
+        last: the slot, from 0.
 
     Returns:
-        `[num_steps + 1, batch, 4, latents, 8, 8]`, from noise to clips.
+        The latents up to the newest block in flight.
     """
-    sigmas, nulls, states = few_step_sigmas(num_steps), count_nulls(ids), [noise]
-    for first, last in pairwise(sigmas):
-        sigma = torch.full((len(noise),), first, device=noise.device)
-        velocity = teacher(states[-1], sigma, ids, nulls, lookback=WINDOW).float()
-        states.append(states[-1] + (last - first) * velocity)
-    return torch.stack(states)
-
-
-def continuation_loss(student: Animator, walk: Tensor, ids: Tensor, slot: Slot, rng: np.random.Generator) -> Tensor:
-    """Measures how far the student's velocities are from the teacher's, for the blocks of a slot that are in flight.
-
-    Args:
-        student: the causal transformer in training.
-        walk: the teacher's states, `[steps + 1, batch, 4, latents, 8, 8]`.
-        ids: captions, `[batch, 24]`.
-        slot: what each block's step is; blocks before it are clean, and blocks after it do not exist.
-        rng: draws the texts' padding.
-    """
-    newest, done = max(slot.steps), slot.num_steps
-    steps = torch.tensor([slot.steps.get(block, done) for block in range(newest + 1)]).repeat_interleave(BLOCK)
-    frames = torch.arange(len(steps))
-    sigmas = torch.tensor(few_step_sigmas(done))
-    noisy = walk[steps, :, :, frames].permute(1, 2, 0, 3, 4)
-    sigma = sigmas[steps].to(walk.device).expand(len(ids), -1)
-    velocity = student(noisy, sigma, ids, draw_nulls(ids, rng), sees=seen_blocks(slot)).float()
-    flying = steps < done
-    here, there, at = steps[flying], steps[flying] + 1, frames[flying]
-    length = (sigmas[there] - sigmas[here]).to(walk.device)[:, None, None, None, None]
-    target = ((walk[there, :, :, at] - walk[here, :, :, at]) / length).permute(1, 2, 0, 3, 4)
-    return (velocity[:, :, flying.to(walk.device)] - target).square().mean()
+    sigmas, here = torch.tensor(few_step_sigmas(cascade.steps), device=noise.device), noise.clone()
+    for number in range(last + 1):
+        slot = cascade.slot(number)
+        steps = _steps(slot).to(noise.device)
+        ends = (steps + 1).clamp(max=cascade.steps) if number < last else torch.full_like(steps, cascade.steps)
+        lengths = (sigmas[ends] - sigmas[steps])[None, None, :, None, None]
+        with torch.set_grad_enabled(number == last and torch.is_grad_enabled()):
+            stepped = here[:, :, : len(steps)] + lengths * slot_velocity(student, here, ids, slot)
+        if number < last:
+            here[:, :, : len(steps)] = stepped
+    return stepped

@@ -61,37 +61,22 @@ class Forcing:
     Attributes:
         teacher: the transformer that sees all frames, frozen.
         guidance: its scale of classifier-free guidance.
-        num_steps: the student's steps from noise to a clip.
     """
 
     teacher: Animator
     guidance: float
-    num_steps: int
 
-    def losses(
-        self,
-        student: Animator,
-        fake: Animator,
-        ids: Tensor,
-        noise: Tensor,
-        rng: np.random.Generator,
-        *,
-        lookback: int | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the student's loss, and that of the model of its clips.
+    def losses(self, clip: Tensor, fake: Animator, ids: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Returns the loss of the student that made a clip, and that of the model of its clips.
 
         Args:
-            student: the causal transformer in training.
+            clip: the student's, `[batch, 4, latents, 8, 8]`.
             fake: the transformer that learns the student's clips.
             ids: captions, `[batch, 24]`.
-            noise: where clips begin, `[batch, 4, latents, 8, 8]`.
-            rng: draws everything else.
-            lookback: how many blocks before itself a block sees.
+            rng: draws noise and its levels.
         """
-        step = int(rng.integers(self.num_steps))
-        clip = own_clip(student, noise, ids, step=step, num_steps=self.num_steps, lookback=lookback)
-        sigma = matching_sigmas(len(ids), rng).to(noise.device)
-        fresh, nulls = draw_noise(noise, rng), count_nulls(ids)
+        sigma = matching_sigmas(len(ids), rng).to(clip.device)
+        fresh, nulls = draw_noise(clip, rng), count_nulls(ids)
         noisy = blend(clip.detach(), fresh, sigma)
         learned = fake(noisy, sigma, ids, nulls).float()
         with torch.no_grad():
