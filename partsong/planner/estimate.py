@@ -89,6 +89,10 @@ def estimate(tracer: Tracer, mix: Sequence[Strategy], machine: Machine, steps: i
     memory, tiled = memory_of(traced, tracer, machine.device, sharers, encodes_once=encodes_once)
     low, high = _MEASURED if machine.device.measured and machine.link.measured else _PUBLIC
     drift, file = drift_of(mix, machine.ranks)
+    reason = time.reason
+    if any(strategy.offloads for strategy in mix):
+        away = sum(weight.nbytes for weight in tracer.subject.denoiser.parameters()) - traced.weights
+        reason += f"; {machine.per_node * away / 1e9:.0f} GB of weights are in the host's memory"
     return Estimate(
         strategies=tuple(mix),
         seconds=time.seconds,
@@ -104,5 +108,5 @@ def estimate(tracer: Tracer, mix: Sequence[Strategy], machine: Machine, steps: i
         kind=combined_kind(mix),
         drift=drift,
         drift_file=file,
-        reason=time.reason,
+        reason=reason,
     )

@@ -29,10 +29,18 @@ class DryBlocks:
         units: the blocks, in the order of their calls.
         sizes: bytes of each that are brought in.
         begin: begins to bring in a block, by its place, into a room of its size.
+        unpacks: whether a block is copied out of the room before it runs; otherwise there are two rooms.
     """
 
-    def __init__(self, units: Sequence[nn.Module], sizes: Sequence[int], begin: Callable[[int, Tensor], Waits]) -> None:
-        self.units, self.sizes, self.begin = units, sizes, begin
+    def __init__(
+        self,
+        units: Sequence[nn.Module],
+        sizes: Sequence[int],
+        begin: Callable[[int, Tensor], Waits],
+        *,
+        unpacks: bool = True,
+    ) -> None:
+        self.units, self.sizes, self.begin, self.unpacks = units, sizes, begin, unpacks
         self._under_way: dict[int, Waits] = {}
         self._whole: dict[int, Tensor] = {}
         self._room: Tensor | None = None
@@ -57,7 +65,8 @@ class DryBlocks:
         self.post(place)
         self._under_way.pop(place).wait()
         assert self._room is not None
-        self._whole[place] = self._room[: self.sizes[place]].clone()
+        came = self._room[: self.sizes[place]]
+        self._whole[place] = came.clone() if self.unpacks else torch.empty_like(came)
         self.post(place + 1)
 
     def _leave(self, place: int, *call: Any) -> None:

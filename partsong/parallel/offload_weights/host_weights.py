@@ -73,7 +73,8 @@ class HostWeights(Shards):
         self._holds: dict[int, int] = {}
         self._chunks: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._methods = ReplacedMethods()
-        self.dry = DryBlocks([block.unit for block in self.blocks], [block.size for block in self.blocks], self._post)
+        sizes = [block.size for block in self.blocks]
+        self.dry = DryBlocks([block.unit for block in self.blocks], sizes, self._post, unpacks=False)
 
     def attach(self, hooks: HookSet) -> None:
         """Moves the weights to the host, with hooks on the blocks that bring them in."""

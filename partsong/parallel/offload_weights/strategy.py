@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -46,6 +47,8 @@ class OffloadWeights(Strategy):
         >>> OffloadWeights(resident=0.5).kind
         'exact'
     """
+
+    offloads: ClassVar[bool] = True
 
     resident: Share = 0.0
     chunk_mb: AboveZero = 16.0
