@@ -63,12 +63,14 @@ class GenerationTime:
         encoding: seconds of the text encoders.
         decoding: seconds of the autoencoder.
         repeated: seconds of what devices do beside their part of the steps.
+        waits_for: what a device waits for.
     """
 
     steps: StepsTime
     encoding: float
     decoding: float
     repeated: float = 0.0
+    waits_for: str = "messages"
 
     @property
     def seconds(self) -> float:
@@ -81,7 +83,7 @@ class GenerationTime:
         steps, total = self.steps, max(self.seconds, 1e-9)
         waits = 100 * steps.waiting / total
         parts = [f"{100 * (steps.seconds - steps.waiting) / total:.0f} % computing steps"]
-        parts += [f"{waits:.0f} % waiting for messages"] if waits >= 1 else []
+        parts += [f"{waits:.0f} % waiting for {self.waits_for}"] if waits >= 1 else []
         parts += [f"{100 * self.repeated / total:.0f} % beside them"] if self.repeated / total >= 0.01 else []
         parts += [f"{100 * self.decoding / total:.0f} % decoding"] if self.decoding / total >= 0.01 else []
         parts += [f"{100 * self.encoding / total:.0f} % reading the prompt"] if self.encoding / total >= 0.01 else []

@@ -23,6 +23,7 @@ from partsong import (
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.hooks.samples import sample_of
 from partsong.parallel.offload_weights.chunk_copies import ChunkCopies
+from partsong.parallel.plan.neighbours import hook_of_a_user
 from tests.parallel.ranks import gathered, staying_connected
 from tests.parallel.tensor_worker import build, calls
 from tests.parallel.unets import UNETS
@@ -112,6 +113,7 @@ def turns(nproc: int) -> list[dict[str, Any]]:
         with parallelize(model, Ulysses(), OffloadWeights(chunk_mb=0.01), mesh=mesh) as plan:
             shares: Any = plan.denoisers[0].shards
             model(**named[0])
+            assert hook_of_a_user(model) is None
             first = shares.copies.at
             shares.copies.at = []
             model(**named[1])

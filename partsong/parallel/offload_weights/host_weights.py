@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,10 +90,10 @@ class HostWeights(Shards):
                 hooks.on_remove(removable.remove)
 
     def _hooked(self, place: int, block: PackedBlock) -> Iterator[Any]:
-        unit, uncompiled = block.unit, cast("Any", torch.compiler.disable)
+        unit = block.unit
         # Not hooks of the plan, which calls without its hooks would leave out: a block has its weights in any call.
-        yield unit.register_forward_pre_hook(uncompiled(partial(self._enter, place)))
-        yield unit.register_forward_hook(uncompiled(partial(self._leave, place)))
+        yield unit.register_forward_pre_hook(_uncompiled(self._enter, place))
+        yield unit.register_forward_hook(_uncompiled(self._leave, place))
         for part in unit.modules():
             yield part.register_state_dict_post_hook(partial(_save, block))
         yield refuse_loads(unit, self.holds)
@@ -185,7 +185,7 @@ class HostWeights(Shards):
         self._holds[turn] = place
         self.copies.begin(place, self._chunks[place], self._free[turn])
 
-    def _enter(self, place: int, *call: Any) -> None:
+    def _enter(self, place: int) -> None:
         """Waits for a block's weights, and begins to copy those of the next one."""
         if self._holds.get(self._turn(place)) != place:  # not the one that was expected
             self.copies.forget()
@@ -197,7 +197,7 @@ class HostWeights(Shards):
         if ahead < len(self._order) and self._order[ahead] not in self._holds.values():
             self._begin(self._order[ahead])
 
-    def _leave(self, place: int, *call: Any) -> None:
+    def _leave(self, place: int) -> None:
         """Frees a block's room for the block after the next one."""
         self._free[self._turn(place)] = self._event()
 
@@ -245,6 +245,15 @@ class HostWeights(Shards):
             f"{self.describe()} in the host's memory, but for {self.resident:,} bytes; {copied:,} bytes are copied to "
             "the device in each call"
         )
+
+
+def _uncompiled(act: Callable[[int], None], place: int) -> Any:
+    """Makes a hook of a function of a block's place, which ``torch.compile`` leaves as it is."""
+
+    def hook(*call: Any) -> None:
+        act(place)
+
+    return torch.compiler.disable(hook)
 
 
 def _is_dense(weight: Tensor) -> bool:
