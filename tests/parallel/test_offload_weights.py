@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from partsong import (
+    ArgumentError,
     LayerPipeline,
     OffloadWeights,
     ShardedWeights,
@@ -21,6 +22,7 @@ from partsong import (
 )
 from partsong.parallel import Mesh, mesh_for, parallelize, predict
 from partsong.parallel.hooks.samples import sample_of
+from partsong.parallel.offload_weights import host_weights
 from partsong.parallel.offload_weights.chunk_copies import ChunkCopies
 from partsong.parallel.ranks.launch import launch
 from tests import covering
@@ -192,6 +194,27 @@ def test_blocks_are_copied_in_the_order_of_their_calls() -> None:
     assert all(map(torch.equal, got, wanted))
 
 
+@pytest.mark.parametrize("free", [0.0, 0.5, 3.0])
+def test_as_much_stays_as_half_of_what_the_first_call_has_left(free: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, call = build("SD3"), calls("SD3")[0]
+    whole = sum(_bytes(block) for block in blocks_of(model))
+    monkeypatch.setattr(host_weights, "memory_left", lambda device: int(free * whole))
+    with torch.no_grad():
+        want = sample_of(model(**call))
+        with parallelize(model, OffloadWeights(resident="auto", chunk_mb=0.003)) as plan:
+            held: Any = plan.denoisers[0].shards
+            outputs, copied, rooms = [], [], []
+            for _ in range(3):
+                outputs.append(sample_of(model(**call)))
+                copied.append(held.copied)
+                rooms.append(held.rooms)
+        assert all(torch.equal(output, want) for output in (*outputs, sample_of(model(**call))))
+    assert held.resident <= min(1.0, free / 2) * whole
+    assert held.resident > (min(1.0, free / 2) - 0.1) * whole
+    assert copied[1] == copied[2] == sum(block.size for block in held.blocks) <= copied[0]
+    assert (copied[1] < copied[0]) == (rooms[1] < rooms[0]) == (free > 0)
+
+
 def test_a_call_after_an_error_is_right() -> None:
     model, call = build("SD3"), calls("SD3")[0]
 
@@ -245,6 +268,9 @@ def test_refuses_models_and_calls_that_cannot_be() -> None:
 def test_needs_no_rank_to_be_predicted_and_has_a_name() -> None:
     strategy = parse_strategy("offload-weights:resident=0.5,chunk_mb=4")
     assert strategy == OffloadWeights(resident=0.5, chunk_mb=4.0)
+    assert parse_strategy("offload-weights:resident=auto") == OffloadWeights(resident="auto")
+    with pytest.raises(ArgumentError, match="resident=1.5"):
+        OffloadWeights(resident=1.5).validate()
     model, call = build("Wan"), calls("Wan")[0]
     told = predict(model, Ulysses(), strategy, ranks=2, **call)
     alone = predict(model, Ulysses(), ranks=2, **call)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partsong.accelerator import is_on_host, synchronize
+from partsong.accelerator import is_on_host, memory_left, synchronize
 from partsong.parallel.cuts.block_units import own_weights
 from partsong.parallel.cuts.dry_blocks import DryBlocks
 from partsong.parallel.hooks.kept_objects import allow_copies, refuse_copies, refuse_loads
@@ -25,6 +25,9 @@ from partsong.parallel.ranks.pieces import WeightPiece
 
 __all__ = ["HostWeights"]
 
+#: Share of a device's memory that weights may take of what a call has left.
+_USED = 0.5
+
 
 class HostWeights(Shards):
     """Offloads the weights of blocks, each of which is copied to the device while the block before it runs.
@@ -37,7 +40,8 @@ class HostWeights(Shards):
         module: the model.
         units: its blocks.
         mesh: the ranks, each of which keeps all weights.
-        share: of the bytes of each block that stay on the device, from 0 to 1.
+        share: of the bytes of each block that stay on the device, from 0 to 1; None begins with none of them, and once
+            a call has been made lets as many stay as half of what it has left of the device's memory.
         chunk_bytes: bytes of a chunk.
 
     Attributes:
@@ -52,11 +56,12 @@ class HostWeights(Shards):
     holds = "its blocks' weights in the host's memory"
 
     def __init__(
-        self, module: nn.Module, units: Sequence[nn.Module], mesh: Mesh, *, share: float, chunk_bytes: int
+        self, module: nn.Module, units: Sequence[nn.Module], mesh: Mesh, *, share: float | None, chunk_bytes: int
     ) -> None:
         self.module, self.axis, self.device, self._mesh = module, mesh.axis(), mesh.device, mesh
         owned = own_weights(module, units, by="OffloadWeights", how="offloaded in one piece")
-        staying = {weight for own in owned.values() for weight in weights_that_stay(own, share)}
+        staying = {weight for own in owned.values() for weight in weights_that_stay(own, share or 0.0)}
+        self._is_open = share is None
         self.resident, self._staying = sum(w.nbytes for w in staying), [(weight, weight.device) for weight in staying]
         # Only what fills its memory can be copied in one piece.
         leaving = {
@@ -164,6 +169,8 @@ class HostWeights(Shards):
             return
         self.copies.copied = 0
         self.copies.forget()
+        if self._is_open and self._called:
+            self._settle()
         if self._called != self._order and sorted(self._called) == sorted(self._order):
             self._order = self._called  # blocks are not called in the order of their lists
             self._arrange()
@@ -171,6 +178,17 @@ class HostWeights(Shards):
         self._free = [self._event(), self._event()]  # whatever an earlier call, broken off, has left to compute
         if self._order:
             self._begin(self._order[0])
+
+    def _settle(self) -> None:
+        """Lets weights stay where the last call has left memory; the other half is for what follows, as decoding."""
+        self._is_open = False
+        share = min(1.0, memory_left(self.device) * _USED / max(1, self.spared()))
+        synchronize(self.device)
+        with _values():
+            for block in self.blocks:
+                self._staying += block.keep(weights_that_stay(block.weights, share), self.device)
+        self.resident = sum(weight.nbytes for weight, _ in self._staying)
+        self._arrange()
 
     def _event(self) -> torch.Event | None:
         """Marks what the device has been given to compute so far."""

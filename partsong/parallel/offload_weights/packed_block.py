@@ -81,6 +81,17 @@ class PackedBlock:
         self.pack([self.value(place).to(types[like[0]]) for place, like in enumerate(self._like)])
         return True
 
+    def keep(self, staying: Sequence[nn.Parameter], device: torch.device) -> list[tuple[nn.Parameter, torch.device]]:
+        """Moves some of the weights to a device for good; returns each with where it was."""
+        chosen = {id(weight) for weight in staying}
+        rows = [(weight, self.value(n), self._devices[n]) for n, weight in enumerate(self.weights)]
+        moving, rest = ([row for row in rows if (id(row[0]) in chosen) == is_moved] for is_moved in (True, False))
+        for weight, value, _ in moving:
+            weight.data = value.to(device, copy=True)
+        self.weights, self._devices = [weight for weight, _, _ in rest], [before for _, _, before in rest]
+        self.pack([value for _, value, _ in rest])
+        return [(weight, before) for weight, _, before in moving]
+
     def restore(self) -> None:
         """Gives the weights memory of their own again, where they were."""
         for place, (weight, device) in enumerate(zip(self.weights, self._devices, strict=True)):

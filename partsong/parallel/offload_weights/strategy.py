@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -38,7 +38,9 @@ class OffloadWeights(Strategy):
 
     Args:
         resident: share of the bytes of each block that stays on the device. Whole weights stay, the largest that fit
-            into the share, so it may be a little less.
+            into the share, so it may be a little less. "auto" begins with 0, and from the second call of the model on
+            lets as many stay as half of the memory that the first has left, so that decoding finds the other half.
+            ``partsong plan`` predicts the largest share that fits.
         chunk_mb: size of a chunk in MiB: the copying yields as soon as the current chunk is through.
 
     Source: ChunkFlow, arXiv 2605.11335.
@@ -50,7 +52,7 @@ class OffloadWeights(Strategy):
 
     offloads: ClassVar[bool] = True
 
-    resident: Share = 0.0
+    resident: Share | Literal["auto"] = 0.0
     chunk_mb: AboveZero = 16.0
 
     def composes(self, other: Strategy) -> bool:
@@ -77,5 +79,6 @@ class OffloadWeights(Strategy):
             reason = "the GPU of a Mac has no memory of its own; drop it"
         if reason is not None:
             raise UnsupportedError(f"OffloadWeights on {adapter.model}: {reason}")
+        share = None if self.resident == "auto" else self.resident
         units = find_units(module, adapter, lent, nested=False, by="OffloadWeights")
-        return HostWeights(module, units, mesh, share=self.resident, chunk_bytes=max(1, int(self.chunk_mb * 2**20)))
+        return HostWeights(module, units, mesh, share=share, chunk_bytes=max(1, int(self.chunk_mb * 2**20)))
