@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Stopwatch", "accelerator", "current", "devices", "forked_random", "is_on_host", "memory_in_use", "random_state",
-    "set_random_state", "synchronize", "total_memory",
+    "Stopwatch", "accelerator", "current", "devices", "forked_random", "is_on_host", "memory_in_use", "memory_left",
+    "random_state", "set_random_state", "synchronize", "total_memory",
 ]  # fmt: skip
 
 
@@ -122,6 +122,17 @@ def memory_in_use(device: torch.device) -> int:
     if is_on_host(device):
         return _this_process().memory_info().rss
     return int(torch.accelerator.memory_allocated(device))
+
+
+def memory_left(device: torch.device) -> int:
+    """Returns the bytes of a device that this process has never used so far; 0 on the host.
+
+    >>> memory_left(torch.device("cpu"))
+    0
+    """
+    if is_on_host(device):
+        return 0
+    return max(0, total_memory(device) - int(torch.accelerator.max_memory_allocated(device)))
 
 
 @functools.cache

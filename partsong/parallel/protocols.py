@@ -119,11 +119,13 @@ class Shards(Protocol):
         axis: the ranks.
         axes: names of their mesh axes.
         stays_cut: whether layers compute with the shares; otherwise whole weights are gathered first.
+        holds: what a module has in place of its weights, for errors.
     """
 
     axis: Axis
     axes: tuple[str, ...]
     stays_cut: bool = False
+    holds: str = "only this rank's part of its weights"
 
     def attach(self, hooks: HookSet) -> None:
         """Puts this rank's shares into the layers, with the hooks that gather whole weights."""
@@ -168,6 +170,10 @@ class Shards(Protocol):
     def describe(self) -> str:
         """Says in words what is shared out."""
         ...
+
+    def kept(self) -> str | None:
+        """Says which weights are elsewhere than on a device; None where none are."""
+        return None
 
 
 class Borders(Protocol):

@@ -90,6 +90,8 @@ class Strategy:
     uses_all_ranks: ClassVar[bool] = False
     #: Whether ranks hold shares of the denoiser's weights.
     cuts_weights: ClassVar[bool] = False
+    #: Whether weights of the denoiser wait in the host's memory.
+    offloads: ClassVar[bool] = False
     #: Mesh axes along which it cuts by the shares of ranks, if the mesh has shares; along others in equal parts.
     uneven_axes: ClassVar[tuple[str, ...]] = ()
     #: Whether a step reads what the previous step sent.

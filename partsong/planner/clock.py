@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from partsong.parallel.ranks.mesh import HOST_LANE
 from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.operators import OperatorWork
 from partsong.planner.steps import PatchSteps, PlainSteps, TracedSteps, Tracer, WindowSteps
@@ -13,6 +14,9 @@ from partsong.planner.subject import Subject
 from partsong.planner.trace import CallPart, CallTrace, Post, PostedAt, Wait
 
 __all__ = ["Clock", "GenerationTime", "StepTime", "StepsTime", "clock_generation", "clock_steps", "replay"]
+
+#: The lane of a rank's copies from its host's memory, and what they go over.
+_BUS = ("bus", HOST_LANE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +63,14 @@ class GenerationTime:
         encoding: seconds of the text encoders.
         decoding: seconds of the autoencoder.
         repeated: seconds of what devices do beside their part of the steps.
+        waits_for: what a device waits for.
     """
 
     steps: StepsTime
     encoding: float
     decoding: float
     repeated: float = 0.0
+    waits_for: str = "messages"
 
     @property
     def seconds(self) -> float:
@@ -77,7 +83,7 @@ class GenerationTime:
         steps, total = self.steps, max(self.seconds, 1e-9)
         waits = 100 * steps.waiting / total
         parts = [f"{100 * (steps.seconds - steps.waiting) / total:.0f} % computing steps"]
-        parts += [f"{waits:.0f} % waiting for messages"] if waits >= 1 else []
+        parts += [f"{waits:.0f} % waiting for {self.waits_for}"] if waits >= 1 else []
         parts += [f"{100 * self.repeated / total:.0f} % beside them"] if self.repeated / total >= 0.01 else []
         parts += [f"{100 * self.decoding / total:.0f} % decoding"] if self.decoding / total >= 0.01 else []
         parts += [f"{100 * self.encoding / total:.0f} % reading the prompt"] if self.encoding / total >= 0.01 else []
@@ -173,7 +179,8 @@ def replay(trace: CallTrace, machine: Machine, *, rank: int = 0) -> StepTime:
         machine: what it runs on.
         rank: which one it is.
     """
-    is_shared = any(isinstance(event, Post) for part in trace.steady for event in part.events)
+    posts = (event for part in trace.steady for event in part.events if isinstance(event, Post))
+    is_shared = any(post.lane != HOST_LANE for post in posts)
     clock = Clock(machine, rank, attend=machine.device.attend if is_shared else 0.0)
     clock.run(trace.first)
     first = clock.now
@@ -206,6 +213,8 @@ class Clock:
         self._free: dict[tuple[str, str], float] = defaultdict(float)
         self._done: dict[PostedAt, float] = {}
         self._calls = 0
+        #: The last copy from the host's memory.
+        self._copying: PostedAt | None = None
 
     @property
     def now(self) -> float:
@@ -249,7 +258,9 @@ class Clock:
         for name in self._free:
             self._free[name] += link
         for message in [message for message in self._done if message.call == self._calls and message.part == place]:
-            self._done[message._replace(part=place + times)] = self._done[message] + device
+            moved = message._replace(part=place + times)
+            self._done[moved] = self._done[message] + device
+            self._copying = moved if self._copying == message else self._copying
 
     def _run_part(self, part: CallPart, place: int) -> None:
         posted = 0
@@ -257,7 +268,8 @@ class Clock:
             if isinstance(event, OperatorWork):
                 self._compute(event)
             elif isinstance(event, Post):
-                self._done[PostedAt(self._calls, place, posted)] = self._send(event)
+                message = PostedAt(self._calls, place, posted)
+                self._done[message] = self._copy(event, message) if event.lane == HOST_LANE else self._send(event)
                 posted += 1
             else:
                 self._wait(event, place)
@@ -273,6 +285,22 @@ class Clock:
             self.hosted += self.host - self.device
             self.device = self.host
         self.device += device.seconds(work)
+
+    def _copy(self, post: Post, message: PostedAt) -> float:
+        """Copies from the host's memory once the exchanges and the copies before are done."""
+        seconds = sum(post.received.values()) / self.machine.device.bus
+        if self.machine.device.host:  # the rank copies by itself
+            self.host = self.device = self.now + seconds
+            return self.now
+        self._free[_BUS] = max(self.now, *self._free.values(), 0.0) + seconds
+        self._copying = message
+        return self._free[_BUS]
+
+    def _hold_copy(self, begins: float, ends: float) -> None:
+        """Lets a copy yield to an exchange."""
+        if self._copying is not None and self._free[_BUS] > begins:
+            self._free[_BUS] += ends - begins
+            self._done[self._copying] = self._free[_BUS]
 
     def _send(self, post: Post) -> float:
         peers = sorted({*post.sent, *post.received})
@@ -297,6 +325,7 @@ class Clock:
             if link.busy:
                 self.host = self.device = max(self.host, self.device) + link.busy * (ends - begins)
             self._free[name, post.lane] = ends
+            self._hold_copy(begins, ends)
             done = max(done, ends)
         return done
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partsong.knobs import format_knobs
 from partsong.parallel.strategy import Kind, Strategy, combined_kind
@@ -89,6 +89,11 @@ def estimate(tracer: Tracer, mix: Sequence[Strategy], machine: Machine, steps: i
     memory, tiled = memory_of(traced, tracer, machine.device, sharers, encodes_once=encodes_once)
     low, high = _MEASURED if machine.device.measured and machine.link.measured else _PUBLIC
     drift, file = drift_of(mix, machine.ranks)
+    reason = time.reason
+    if any(strategy.offloads for strategy in mix):
+        away = sum(weight.nbytes for weight in tracer.subject.denoiser.parameters()) - traced.weights
+        waits = replace(time, waits_for="messages and weights" if machine.ranks > 1 else "weights").reason
+        reason = f"{waits}; {machine.per_node * away / 1e9:.0f} GB of weights are in the host's memory"
     return Estimate(
         strategies=tuple(mix),
         seconds=time.seconds,
@@ -104,5 +109,5 @@ def estimate(tracer: Tracer, mix: Sequence[Strategy], machine: Machine, steps: i
         kind=combined_kind(mix),
         drift=drift,
         drift_file=file,
-        reason=time.reason,
+        reason=reason,
     )

@@ -30,6 +30,7 @@ class Device:
         dispatch: seconds that the host takes to begin an operator.
         attend: seconds that it takes for an attention among ranks, besides its operators and messages.
         least: seconds that the shortest operator takes on the device.
+        bus: bytes per second that it copies from its host's memory.
         host: whether the device is the host itself, so that beginning and computing follow each other.
         repeated: share of the time of one device that each of several spends beside its part of the work.
         fused: whether blocks are compiled: what only moves numbers is fused into fewer and shorter operators.
@@ -48,6 +49,7 @@ class Device:
     dispatch: float = 8e-6
     attend: float = 25e-6
     least: float = 2e-6
+    bus: float = 20e9
     host: bool = False
     repeated: float = 0.0
     fused: bool = False
@@ -77,6 +79,7 @@ class Device:
             dispatch=self.dispatch * factor,
             attend=self.attend * factor,
             least=self.least * factor,
+            bus=self.bus / factor,
         )
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from partsong.parallel.strategy import Strategy
 from partsong.planner.choice import Advice, choose
 from partsong.planner.estimate import Estimate
-from partsong.planner.estimates import estimates
+from partsong.planner.estimates import estimates, offloaded_estimates
 from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.machines import machine_named
+from partsong.planner.memory import fits
 from partsong.planner.mixes import mixes_for
 from partsong.planner.models import subject_named
 from partsong.planner.pipeline import subject_of
@@ -109,4 +110,8 @@ def advise(
     mixes = mixes_for(subject, machine.ranks, batch, exact=max_drift == 0.0) if only is None else map(tuple, only)
     tracer = Tracer(subject, size, fused=not machine.device.host) if tracer is None else tracer
     serial, others = estimates(tracer, mixes, machine, steps, processes)
+    rows = [row for _, row in others if not isinstance(row, str)]
+    is_held = any(fits(row.memory, machine.device) and row.drift <= max_drift for row in rows)
+    if only is None and not machine.device.host and not is_held:
+        others += offloaded_estimates(tracer, rows, machine, steps, processes)
     return choose(subject, machine, steps, serial, others, max_drift)

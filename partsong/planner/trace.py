@@ -171,11 +171,13 @@ def trace_calls(
     shapes = RememberedShapes() if shapes is None else shapes
     begin = functools.partial(DryRun, module, strategies, ranks, inputs, rank=rank, shapes=shapes, fused=fused)
     weights = sum(weight.nbytes for weight in module.parameters())
-    if any(strategy.cuts_weights for strategy in strategies):
+    if any(strategy.cuts_weights or strategy.offloads for strategy in strategies):
         with begin() as deep:
             weights = deep.weight_bytes()
     every = runs_of(module)
-    runs = [] if whole or any(strategy.cuts_blocks for strategy in strategies) else every
+    # Blocks inside of others are a part of what is copied for these.
+    deep = any(strategy.cuts_blocks or (strategy.offloads and _are_nested(module, every)) for strategy in strategies)
+    runs = [] if whole or deep else every
     first = every[0].blocks[every[0].start] if every else None
     try:
         trace = _traced(begin, weights, Recorder(runs, first))
@@ -185,6 +187,12 @@ def trace_calls(
         # The model's code counts its blocks, or pairs those at the beginning with those at the end.
         trace = _traced(begin, weights, Recorder([], first))
     return replace(trace, blocks=max(1, sum(run.length for run in every)))
+
+
+def _are_nested(module: nn.Module, runs: Sequence[EqualBlocks]) -> bool:
+    lists = {run.blocks for run in runs}
+    outer = (part for part in module.modules() if isinstance(part, nn.ModuleList) and part not in lists)
+    return any(not lists.isdisjoint(part.modules()) for part in outer)
 
 
 def blocks_are_equal(module: nn.Module, inputs: Mapping[str, Any], shapes: RememberedShapes) -> bool:

@@ -24,6 +24,7 @@ from partsong.parallel.expert_parallel.strategy import ExpertParallel as ExpertP
 from partsong.parallel.lagged_layers import LaggedLayers as LaggedLayers
 from partsong.parallel.latent_parallel.strategy import LatentParallel as LatentParallel
 from partsong.parallel.layer_pipeline.strategy import LayerPipeline as LayerPipeline
+from partsong.parallel.offload_weights.strategy import OffloadWeights as OffloadWeights
 from partsong.parallel.sharded_weights.strategy import ShardedWeights as ShardedWeights
 from partsong.parallel.step_cache.strategy import StepCache as StepCache
 from partsong.parallel.strategy import Strategy
@@ -83,6 +84,7 @@ BUILT_IN = (
     StrategyRow(PartialPatch, planned=True),
     StrategyRow(TensorParallel, planned=True),
     StrategyRow(ShardedWeights),
+    StrategyRow(OffloadWeights),
     StrategyRow(LayerPipeline),
     StrategyRow(TokenExperts),
     StrategyRow(ContextParallel),

@@ -12,7 +12,8 @@ REASONS = {
     "convolutions": "adapts a convolution in a way that looks across rows; merge the adapter (fuse_lora)",
     "residuals": "was given; run a ControlNet with Ulysses instead",
     "one by one": "keeps the whole weights, of which ranks have shares under",
-    "in one piece": "changes the type of a layer's weights while a block runs, and ShardedWeights gathers those of",
+    "offloaded": "moves weights that",
+    "in one piece": "changes the type of a layer's weights while a block runs, and under",
     "one after the other": "counts on steps that come one after the other, whole, which",
     "two caches": "would both leave out blocks; call disable_cache(), or drop the strategy",
     "compares": "decides by what a rank computes, which is not the same on all ranks of",
@@ -27,6 +28,7 @@ _CUT_ROWS = tuple(
     name for name, group in GROUPS.items() if set(group[0].axes) & set(TOKEN_AXES) and not group[0].changes_parts
 )
 _SHARES = ("TensorParallel", "ShardedWeights", "LayerPipeline")
+_ONE_BY_ONE: dict[str, str] = dict.fromkeys(_SHARES, "one by one") | {"OffloadWeights": "offloaded"}
 _REORDERED = (
     *("PatchPipeline", "LaggedLayers", "TimeParallel", "DraftedSteps"),
     *("DisplacedPatch", "PartialPatch", "LatentParallel", "LayerPipeline"),
@@ -43,14 +45,14 @@ REFUSED: dict[str, dict[str, str]] = {
     "ControlNet on a transformer": dict.fromkeys(("PatchPipeline", "TimeParallel", "DraftedSteps"), "residuals"),
     "ControlNet on a UNet": _ON_ROWS | dict.fromkeys(("TimeParallel", "DraftedSteps"), "residuals"),
     "IP-Adapter on a UNet": _ON_ROWS,
-    "enable_sequential_cpu_offload": dict.fromkeys(_SHARES, "one by one"),
-    "group offload": dict.fromkeys(_SHARES, "one by one"),
-    "group offload to disk": dict.fromkeys(_SHARES, "one by one"),
+    "enable_sequential_cpu_offload": _ONE_BY_ONE,
+    "group offload": _ONE_BY_ONE,
+    "group offload to disk": _ONE_BY_ONE,
     "enable_cache, PyramidAttentionBroadcast": _COUNTING,
     "enable_cache, TaylorSeer": _COUNTING,
     "enable_cache, TaylorSeer, one sample": _COUNTING | {"CfgParallel": "counts branches"},
     "enable_cache, FirstBlockCache": dict.fromkeys(GROUPS, "compares"),
-    "layerwise casting": {"ShardedWeights": "in one piece"},
+    "layerwise casting": dict.fromkeys(("ShardedWeights", "OffloadWeights"), "in one piece"),
     "another scheduler on a UNet": _ON_ROWS,
     "three branches of guidance in a batch": _ON_ROWS | {"EncodeOnce": "encodes"},
     "three branches of guidance, one by one": _DENOISING_ONLY,

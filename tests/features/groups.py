@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from partsong import (
+    DataParallel,
     DisplacedPatch,
     DraftedSteps,
     LaggedLayers,
     LatentParallel,
+    OffloadWeights,
     PartialPatch,
     PatchPipeline,
     StepCache,
@@ -33,6 +35,7 @@ _SET: dict[str, tuple[Strategy, ...]] = {
     "LatentParallel": (LatentParallel(overlap=1.0),),
     "TimeParallel": (TimeParallel(tolerance=0.0),),
     "DraftedSteps": (DraftedSteps(warmup_steps=99),),
+    "OffloadWeights": (OffloadWeights(resident=0.3, chunk_mb=0.01), DataParallel()),
     "StepCache": (StepCache(threshold=0.0), Ulysses()),
 }
 GROUPS: dict[str, tuple[Strategy, ...]] = {

@@ -61,7 +61,8 @@ another model is one error, also where diffusers only warns and continues withou
 ## Offloading
 
 Hooks, orders and pictures are tested on CPUs, the memory of a GPU is not. A plan's hooks stand inside of
-`enable_model_cpu_offload`, which takes off what is outside of it at the end of each call.
+`enable_model_cpu_offload`, which takes off what is outside of it at the end of each call. OffloadWeights stands for
+diffusers' group offload of the denoiser's blocks: its copies yield to the exchanges of other strategies.
 
 ## Caches of diffusers
 
@@ -91,7 +92,8 @@ _YOURS = (
     ),
     (
         "`load_state_dict()`",
-        "as without a plan; refused where ranks have parts of the weights (TensorParallel, ShardedWeights)",
+        "as without a plan; refused where ranks have parts of the weights (TensorParallel, ShardedWeights), or have "
+        "them in the host's memory (OffloadWeights)",
     ),
     (
         "`copy.copy()`, `copy.deepcopy()`, pickle, `torch.save()` of a model or a pipeline",
@@ -99,7 +101,8 @@ _YOURS = (
     ),
     (
         "`.to(dtype)`, `.to(device)`, `.half()`, `.float()`",
-        "weights are cast and moved, before and after calls, and stay so after `undo()`",
+        "weights are cast and moved, before and after calls, and stay so after `undo()`; OffloadWeights leaves "
+        "blocks where they are, and `undo()` puts them where they were before `parallelize()`",
     ),
     (
         "your own forward hook on a layer",

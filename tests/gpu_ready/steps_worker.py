@@ -16,6 +16,7 @@ from partsong import (
     DisplacedPatch,
     LaggedLayers,
     LatentParallel,
+    OffloadWeights,
     ParallelVae,
     PartialPatch,
     PatchPipeline,
@@ -45,6 +46,7 @@ _SINGLE = equivalence_worker.strategies(2)
 STRATEGIES: dict[str, tuple[Strategy, ...]] = {
     **{name: chosen for name, chosen in _SINGLE.items() if len(chosen) == 1 and chosen[0].kind == "exact"},
     "ShardedWeights": (Ulysses(), ShardedWeights()),
+    "OffloadWeights": (Ulysses(), OffloadWeights()),
     "DisplacedPatch": (DisplacedPatch(),),
     "PartialPatch": (PartialPatch(portion=0.5),),
     "LaggedLayers": (LaggedLayers(),),

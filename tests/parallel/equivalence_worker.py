@@ -19,6 +19,7 @@ from partsong import (
     LaggedLayers,
     LatentParallel,
     LayerPipeline,
+    OffloadWeights,
     PartialPatch,
     Ring,
     ShardedWeights,
@@ -68,7 +69,10 @@ def strategies(nproc: int) -> dict[str, tuple[Strategy, ...]]:
     if nproc < 3:  # the tiny models have few blocks
         cases["LaggedLayers"] = (LaggedLayers(warmup_steps=len(STEPS)),)
         cases["LayerPipeline"] = (LayerPipeline(),)
+    if nproc == 1:  # it has no ranks of its own
+        cases["OffloadWeights"] = (OffloadWeights(resident=0.3, chunk_mb=0.005),)
     if nproc == 3:
+        cases["Ulysses x OffloadWeights"] = (Ulysses(), OffloadWeights(resident=0.3, chunk_mb=0.005))
         cases["Ulysses x 1 wave"] = (Ulysses(waves=1),)
         cases["Ulysses x 3 waves"] = (Ulysses(waves=3),)
         cases["Ulysses x ShardedWeights"] = (Ulysses(), ShardedWeights())
@@ -146,7 +150,7 @@ def usual(nproc: int) -> list[Case]:
 def compared() -> set[tuple[str, str]]:
     """Strategies in kebab case and model classes that are compared here, one strategy at a time."""
     names = {kind: name for name, kind in registry.strategies().items()}
-    single = [chosen for chosen in strategies(2).values() if len(chosen) == 1]
+    single = [chosen for chosen in (strategies(1) | strategies(2)).values() if len(chosen) == 1]
     return {(names[type(chosen[0])], adapter_of(name).model) for chosen in single for name in families(chosen)}
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from partsong import Mesh, PartsongError, ShardedWeights, TensorParallel, Ulysses, generate, parallelize
+from partsong import Mesh, OffloadWeights, PartsongError, ShardedWeights, TensorParallel, Ulysses, generate, parallelize
 from partsong.parallel import Strategy, mesh_for
 from partsong.parallel.hooks.samples import sample_of
 from tests.parallel.ranks import error, gathered, refusal, staying_connected
@@ -23,6 +23,7 @@ from tests.pipelines.cases import CASES
 PLANS: dict[str, tuple[Strategy, ...]] = {
     "TensorParallel": (TensorParallel(),),
     "ShardedWeights": (ShardedWeights(),),
+    "OffloadWeights": (OffloadWeights(resident=0.2), Ulysses()),
     "Ulysses": (Ulysses(),),
 }
 
@@ -39,6 +40,7 @@ ACTS: dict[str, Callable[[Any], Any]] = {
     "load_state_dict": _load,
     "state_dict": lambda model: model.state_dict(),
     "state_dict of a layer": lambda model: model.transformer_blocks[0].state_dict(),
+    "state_dict of a part": lambda model: model.transformer_blocks[0].attn.state_dict(prefix="attn."),
     "save_pretrained": lambda model: _saved(model),
 }
 

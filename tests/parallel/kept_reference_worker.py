@@ -10,15 +10,16 @@ from diffusers import WanAnimate2Transformer3DModel
 from diffusers.models.transformers import transformer_wan_animate_2 as wan
 from torch import Tensor
 
-from partsong import DataParallel, ShardedWeights, TensorParallel, Ulysses
+from partsong import DataParallel, OffloadWeights, ShardedWeights, TensorParallel, Ulysses
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from tests.parallel.ranks import error, gathered, on_first, refusal, staying_connected
 from tests.tiny_models.weights import noise, randomized
 
-STRATEGIES: dict[str, Strategy] = {
-    "DataParallel": DataParallel(),
-    "ShardedWeights": ShardedWeights(),
-    "TensorParallel": TensorParallel(),
+STRATEGIES: dict[str, tuple[Strategy, ...]] = {
+    "DataParallel": (DataParallel(),),
+    "ShardedWeights": (ShardedWeights(),),
+    "OffloadWeights": (OffloadWeights(), DataParallel()),
+    "TensorParallel": (TensorParallel(),),
 }
 SAMPLES, REFERENCE, DRAWN = 2, (2, 4, 4), (3, 4, 4)
 
@@ -78,9 +79,9 @@ def compared() -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wan, "create_block_mask", _eager)  # it compiles the mask, which takes longer than all else
         serial = on_first(lambda: steps(model_of()))
-        for name, strategy in STRATEGIES.items():
+        for name, strategies in STRATEGIES.items():
             model = model_of()
-            with Mesh(**mesh_for((strategy,), 2)) as mesh, parallelize(model, strategy, mesh=mesh):
+            with Mesh(**mesh_for(strategies, 2)) as mesh, parallelize(model, *strategies, mesh=mesh):
                 found[name] = gathered(error(steps(model), serial))
 
         def cut() -> None:

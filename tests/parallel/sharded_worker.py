@@ -17,11 +17,11 @@ from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.cuts.batch import GuidancePair
+from partsong.parallel.cuts.block_units import find_units
 from partsong.parallel.hooks.clock import StepClock
 from partsong.parallel.hooks.samples import sample_of
 from partsong.parallel.ranks import stops
 from partsong.parallel.ranks.health import operation
-from partsong.parallel.sharded_weights.weight_shares import find_units
 from tests.parallel.ranks import error, gathered
 from tests.parallel.tensor_worker import STEPS, build, calls
 from tests.parallel.unets import UNETS

@@ -8,10 +8,13 @@ from tests.parallel import kept_objects_worker as worker
 #: What is refused under every plan, and only where ranks have parts of the weights, with words of the reason.
 COPIES = {"deepcopy": "cannot be copied", "deepcopy of a layer": "cannot be copied", "pickle": "cannot be copied"}
 PARTS = "has only this rank's part of its weights"
-SAVING = dict.fromkeys(("state_dict", "state_dict of a layer", "save_pretrained"), "each rank has a share")
+SAVING = dict.fromkeys(
+    ("state_dict", "state_dict of a layer", "state_dict of a part", "save_pretrained"), "each rank has a share"
+)
 REFUSED: dict[str, dict[str, str]] = {
     "TensorParallel": {**COPIES, "load_state_dict": PARTS},
     "ShardedWeights": {**COPIES, "load_state_dict": PARTS, **SAVING},
+    "OffloadWeights": {**COPIES, "load_state_dict": "has its blocks' weights in the host's memory"},
     "Ulysses": COPIES,
 }
 

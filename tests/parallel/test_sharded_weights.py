@@ -12,8 +12,8 @@ from torch import nn
 
 from partsong import ShardedWeights, StepCache, TensorParallel, Ulysses, UnsupportedError
 from partsong.parallel import ADAPTERS, mesh_for, predict
+from partsong.parallel.cuts.block_units import find_units
 from partsong.parallel.ranks.launch import launch
-from partsong.parallel.sharded_weights.weight_shares import find_units
 from tests import covering
 from tests.parallel import sharded_worker as worker
 from tests.parallel import tensor_worker

@@ -33,10 +33,13 @@ TESTED_ELSEWHERE = (
     | {("clip-parallel", type(video.build()).__name__) for video in VIDEOS.values()}
     | {(name, model) for name in ("cfg-parallel", "data-parallel") for model in _WHOLE}
     | {(kebab(name), model) for name in pipeline_worker.STRATEGIES for model in (*MODELS, "UNet3DConditionModel")}
+    | {("offload-weights", model) for model in (*MODELS, "UNet3DConditionModel")}  # test_offloaded_pipelines
     | {("clip-parallel", model) for name in test_video_clips.NAMES for model in models_of(name)}
-    | {(name, "PriorTransformer") for name in ("tensor-parallel", "sharded-weights")}  # its pipelines are tried with it
     | {
-        (name, "WanAnimate2Transformer3DModel") for name in ("tensor-parallel", "sharded-weights")
+        (name, "PriorTransformer") for name in ("tensor-parallel", "sharded-weights", "offload-weights")
+    }  # its pipelines are tried with it
+    | {
+        (name, "WanAnimate2Transformer3DModel") for name in ("tensor-parallel", "sharded-weights", "offload-weights")
     }  # test_kept_reference
     | {("patch-pipeline", model) for model in ADAPTERS}
     | {(name, model) for name in ("time-parallel", "drafted-steps") for model in ADAPTERS}  # test_time_parallel

@@ -44,8 +44,10 @@ HEAD = """\
 Which line to paste for ten public models on six machines, **predicted** by `partsong plan` from public figures of the
 devices, at each model's own size and steps. Nothing here was timed on a GPU; [choosing](choosing.md) says how far
 predictions were off elsewhere. Seconds are of a whole generation, memory of the fullest rank. All lines are exact: the
-picture differs from that of one GPU by rounding only. For other cards, sizes and models ask `partsong plan`, or
-`partsong plan --gpus 2x3090` for all published models at once. `python -m tests.planner.table` writes this page.
+picture differs from that of one GPU by rounding only. Where a line has `offload-weights`, nothing else fits: each rank
+keeps the model's weights in the host's memory, which `partsong plan` adds up. For other cards, sizes and models ask
+`partsong plan`, or `partsong plan --gpus 2x3090` for all published models at once. `python -m tests.planner.table`
+writes this page.
 """
 
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from partsong import DisplacedPatch, Ring, ShardedWeights, SyncPatch, TensorParallel, Ulysses
+from partsong import DisplacedPatch, OffloadWeights, Ring, ShardedWeights, SyncPatch, TensorParallel, Ulysses
+from partsong.parallel import Strategy
+from partsong.parallel.ranks.mesh import HOST_LANE
 from partsong.planner import DEVICES, LINKS, Device, Link, Machine, machine_named, subject_named
 from partsong.planner.calls import Size
 from partsong.planner.clock import Clock, replay
@@ -100,12 +102,42 @@ def test_a_link_between_nodes_is_shared_by_a_node() -> None:
     assert replay(trace_of(call(message(10), Wait(0, 0, 0))), machine).steady == pytest.approx(11e-3)
 
 
+def copied(megabytes: float) -> Post:
+    return Post({}, {0: round(megabytes * 1e6)}, HOST_LANE)
+
+
+@pytest.mark.parametrize(("computed", "block"), [(8e-3, 8e-3), (1e-3, 3e-3)])
+def test_a_copy_hides_behind_a_block_that_takes_longer(computed: float, block: float) -> None:
+    # 3 MB at 1 GB/s, each while the block before computes; nothing hides the first.
+    machine = replace(MACHINE, device=replace(DEVICE, bus=1e9))
+    come = Wait(0, -1, 0)
+    parts = call(copied(3)), call(come, copied(3), work(computed), times=9), call(come, work(computed))
+    time = replay(trace_of(*parts), machine)
+    assert time.steady == pytest.approx(3e-3 + 9 * block + computed, rel=1e-6)
+
+
+def test_a_copy_gets_what_exchanges_leave_of_the_bus() -> None:
+    # Of 10 ms of work, an exchange of 1 ms + 4 MB / (1 GB/s) that is waited for later keeps a copy of 8 ms from 5.
+    machine = replace(MACHINE, device=replace(DEVICE, bus=1e9))
+    later = replay(trace_of(call(copied(8), message(4), work(10e-3), Wait(0, 0, 1), Wait(0, 0, 0))), machine)
+    assert later.steady == pytest.approx(13e-3)
+    before = replay(trace_of(call(message(4), copied(8), work(10e-3), Wait(0, 0, 0), Wait(0, 0, 1))), machine)
+    assert before.steady == pytest.approx(13e-3)
+    on_host = replace(machine, device=replace(machine.device, host=True))
+    assert replay(trace_of(call(copied(8), work(10e-3), Wait(0, 0, 0))), on_host).steady == pytest.approx(18e-3)
+
+
 @pytest.mark.parametrize(
-    "mix", [Ulysses(), Ring(), SyncPatch(), TensorParallel(), ShardedWeights(), DisplacedPatch()], ids=repr
+    "mix",
+    [
+        *((Ulysses(),), (Ring(),), (SyncPatch(),), (TensorParallel(),), (ShardedWeights(),), (DisplacedPatch(),)),
+        *((Ulysses(), OffloadWeights()), (Ring(), OffloadWeights(resident=0.5))),
+    ],
+    ids=repr,
 )
-def test_jumps_change_nothing(mix: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jumps_change_nothing(mix: tuple[Strategy, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     subject = subject_named("flux-dev")
-    trace = trace_calls(subject.denoiser, [mix], 4, subject.call(Size(height=512, width=512)))
+    trace = trace_calls(subject.denoiser, mix, 4, subject.call(Size(height=512, width=512)))
     machines = [machine_named("4xh100", "nvlink"), machine_named("4xl20", "1gbit"), machine_named("4x4090", "pcie4")]
     quick = [replay(trace, machine) for machine in machines]
     monkeypatch.setattr(Clock, "_is_steady", lambda *rates: False)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
 
-from partsong import CfgParallel, DraftedSteps, PatchPipeline, Ring, SyncPatch, Ulysses
+from partsong import CfgParallel, DraftedSteps, OffloadWeights, PatchPipeline, Ring, SyncPatch, Ulysses
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import mesh_for
 from partsong.planner import advise, machine_named, recommend, subject_named, subject_of
@@ -26,6 +27,24 @@ def test_a_few_cards_that_cannot_hold_the_model_share_its_weights() -> None:
     assert all(row.memory <= 24e9 for row in rows)
     assert [row.seconds for row in rows] == sorted(row.seconds for row in rows)
     assert all(row.seconds_low < row.seconds < row.seconds_high for row in rows)
+
+
+def test_weights_wait_in_the_host_where_nothing_else_fits() -> None:
+    subject, machine = subject_named("flux-dev"), machine_named("1x3090", "pcie4")
+    advice = advise(subject, machine, **SMALL)
+    assert [type(strategy) for strategy in advice.choice.strategies] == [OffloadWeights]
+    assert "GB of weights are in the host's memory" in advice.sentence
+    share = advice.choice.strategies[0].resident
+    more = [OffloadWeights(resident=share), OffloadWeights(resident=share + 0.05)]
+    rows = advise(
+        subject, replace(machine, device=replace(machine.device, memory=1e12)), **SMALL, only=[[m] for m in more]
+    )
+    fitting, beyond = sorted(row.memory for row in rows.rows if row.strategies)
+    assert fitting == advice.choice.memory <= 0.92 * 24e9 < beyond
+    # Two cards hold it between them, and their hosts need not.
+    assert not any(
+        strategy.offloads for strategy in advise(subject, machine_named("2x3090", "pcie4"), **SMALL).choice.strategies
+    )
 
 
 def test_several_processes_come_to_the_same_plan() -> None:
@@ -80,7 +99,7 @@ def test_mixes_name_meshes_that_multiply_to_the_ranks() -> None:
         ({"link": "string"}, "known ones are nvlink"),
         ({"height": 1001}, "nearest is 1008"),
         ({"frames": 5}, "makes pictures"),
-        ({"devices": "1x3090"}, "does not fit"),
+        ({"devices": "1x3090", "memory": 8e9}, "does not fit.*with offload-weights, and"),
         ({"memory": -1}, "give the bytes"),
         ({"per_node": 3, "across": "10gbit"}, "do not fill nodes of 3"),
         ({"across": "10gbit"}, "devices of a node"),

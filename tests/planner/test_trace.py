@@ -8,10 +8,21 @@ from typing import Any
 
 import pytest
 
-from partsong import CfgParallel, DisplacedPatch, Ring, ShardedWeights, SyncPatch, TensorParallel, TokenRing, Ulysses
+from partsong import (
+    CfgParallel,
+    DisplacedPatch,
+    OffloadWeights,
+    Ring,
+    ShardedWeights,
+    SyncPatch,
+    TensorParallel,
+    TokenRing,
+    Ulysses,
+)
 from partsong.errors import UnsupportedError
 from partsong.parallel import predict, predict_memory
 from partsong.parallel.plan.remembered_shapes import RememberedShapes
+from partsong.parallel.ranks.mesh import HOST_LANE
 from partsong.planner import MODELS, subject_named, trace
 from partsong.planner.calls import Size
 from partsong.planner.operators import OperatorWork
@@ -27,6 +38,7 @@ MIXES = {
     "displaced-patch": (DisplacedPatch(),),
     "tensor-parallel": (TensorParallel(),),
     "sharded-weights": (ShardedWeights(),),
+    "ulysses offload-weights": (Ulysses(), OffloadWeights(resident=0.3)),
     "ulysses tensor-parallel": (Ulysses(degree=2), TensorParallel(degree=2)),
     "cfg-parallel ring": (CfgParallel(degree=2), Ring(degree=2)),
 }
@@ -37,6 +49,7 @@ DEFAULT = {
     ("qwen-image", "sharded-weights"),
     ("cogvideox-5b", "token-ring"),
     ("pixart-sigma", "sync-patch"),
+    ("pixart-sigma", "ulysses offload-weights"),
     ("flux-schnell", "ulysses tensor-parallel"),
 }
 #: Those whose bytes are compared with the prediction by default: tokens, batch and columns, and frames.
@@ -73,6 +86,7 @@ def totals(parts: tuple[trace.CallPart, ...]) -> Counter[str]:
             elif isinstance(event, trace.Post):
                 sums["messages"] += len(event.sent) * part.times
                 sums["sent"] += sum(event.sent.values()) * part.times
+                sums["copied"] += sum(event.received.values()) * part.times if event.lane == HOST_LANE else 0
             else:
                 sums["waits"] += part.times
     return sums
@@ -86,9 +100,9 @@ def test_three_blocks_stand_for_all(model: str, mix: str, monkeypatch: pytest.Mo
     whole = trace.trace_calls(subject.denoiser, MIXES[mix], 4, inputs)
     for one, other in ((short.first, whole.first), (short.steady, whole.steady)):
         mine, theirs = totals(one), totals(other)
-        assert {key: mine[key] for key in ("flops", "sent", "messages", "waits", "matmul", "attention")} == {
-            key: theirs[key] for key in ("flops", "sent", "messages", "waits", "matmul", "attention")
-        }
+        keys = ("flops", "sent", "messages", "copied", "waits", "matmul", "attention")
+        assert {key: mine[key] for key in keys} == {key: theirs[key] for key in keys}
+        assert (mine["copied"] > 0) == any(strategy.offloads for strategy in MIXES[mix])
         # Layers that pad their tokens do so once more in the first block.
         assert mine["bytes"] == pytest.approx(theirs["bytes"], rel=1e-3)
     assert short.working == pytest.approx(whole.working, rel=0.05)
@@ -107,7 +121,12 @@ def test_bytes_are_those_that_predict_counts(model: str, mix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "mix", ["displaced-patch", *(pytest.param(mix, marks=pytest.mark.full) for mix in ("ulysses", "sharded-weights"))]
+    "mix",
+    [
+        "displaced-patch",
+        "ulysses offload-weights",
+        *(pytest.param(mix, marks=pytest.mark.full) for mix in ("ulysses", "sharded-weights")),
+    ],
 )
 def test_memory_is_that_of_the_whole_model(mix: str) -> None:
     subject, inputs = subject_named("pixart-sigma"), inputs_of("pixart-sigma")

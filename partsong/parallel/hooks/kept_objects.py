@@ -32,13 +32,18 @@ def allow_copies(owner: Any) -> None:
         vars(owner).pop(name, None)
 
 
-def refuse_loads(module: nn.Module) -> Any:
-    """Refuses `load_state_dict` on a module with parts of weights; returns what takes this back."""
+def refuse_loads(module: nn.Module, holds: str = "only this rank's part of its weights") -> Any:
+    """Refuses `load_state_dict` on a module that does not hold its weights; returns what takes this back.
+
+    Args:
+        module: the module.
+        holds: what it has instead, for the error.
+    """
 
     def refuse(*_: Any) -> Any:
         raise UnsupportedError(
-            f"this {type(module).__name__} has only this rank's part of its weights; load weights before "
-            "parallelize(), or call undo() on every rank first"
+            f"this {type(module).__name__} has {holds}; load weights before parallelize(), or call undo() on every "
+            "rank first"
         )
 
     return module.register_load_state_dict_pre_hook(refuse)

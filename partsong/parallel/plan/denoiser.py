@@ -75,7 +75,7 @@ class Denoiser:
         self.shards = next((each for each in shares if each is not None), None)
         check_neighbours(self)
         if self.shards is not None:
-            hooks.on_remove(refuse_loads(module).remove)  # here too, so that no part is loaded before the refusal
+            hooks.on_remove(refuse_loads(module, self.shards.holds).remove)  # before a part of it refuses
             self.shards.attach(hooks)
         # Innermost: a cache sees this rank's cut tensors.
         attached = (strategy.attach(self, hooks) for strategy in plan.strategies)

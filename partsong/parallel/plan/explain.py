@@ -100,6 +100,7 @@ class _Account:
         ranks = range(self.world_size)
         kept = [None if self.plan.rounds is None else self.plan.rounds.kept()]
         kept += [denoiser.cut.kept() for denoiser in self.denoisers if denoiser.cut is not None]
+        kept += [denoiser.shards.kept() for denoiser in self.denoisers if denoiser.shards is not None]
         kept += [stage.kept() for denoiser in self.denoisers for stage in denoiser.stages]
         return Explanation(
             kind=self.plan.kind,

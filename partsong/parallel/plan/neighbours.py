@@ -30,11 +30,6 @@ _COMPARING = ("FirstBlockCacheConfig", "SeaCacheConfig")
 _HALVING = ("FasterCacheConfig",)
 #: Methods that keep weights elsewhere -> their names in messages.
 _OFFLOADS = {"enable_sequential_cpu_offload": "sequential offload", "enable_group_offload": "group offload"}
-#: Why layers cannot be cast one by one.
-_CASTING = (
-    "layerwise casting changes the type of a layer's weights while a block runs, and ShardedWeights gathers those of a "
-    "block in one piece and one type; drop either"
-)
 
 
 class Hooked(Protocol):
@@ -120,7 +115,7 @@ def refused_change(denoiser: Hooked, name: str, given: tuple[Any, ...]) -> str |
     if name == "enable_cache" and given:
         return _cache_reason(denoiser, given[0])
     if name == "enable_layerwise_casting" and denoiser.shards is not None and not denoiser.shards.stays_cut:
-        return _CASTING
+        return _casting(denoiser)
     if name in _OFFLOADS and denoiser.shards is not None:
         return _offload_reason(denoiser, _OFFLOADS[name])
     return None
@@ -155,6 +150,11 @@ def _cache_reason(denoiser: Hooked, config: Any) -> str | None:
 
 
 def _offload_reason(denoiser: Hooked, kind: str) -> str:
+    if denoiser.shards is not None and not denoiser.shards.axes:
+        return (
+            f"{kind} moves weights that {_names(denoiser)} has in the host's memory already; use "
+            "enable_model_cpu_offload() for the other parts, or drop either"
+        )
     return (
         f"{kind} keeps the whole weights, of which ranks have shares under {_names(denoiser)}; use "
         "enable_model_cpu_offload(), or a strategy whose ranks have whole weights"
@@ -165,7 +165,14 @@ def _casting_reason(denoiser: Hooked) -> str | None:
     assert denoiser.shards is not None
     registries = (getattr(module, "_diffusers_hook", None) for module in denoiser.module.modules())
     is_cast = any("layerwise_casting" in registry.hooks for registry in registries if registry is not None)
-    return _CASTING if is_cast and not denoiser.shards.stays_cut else None
+    return _casting(denoiser) if is_cast and not denoiser.shards.stays_cut else None
+
+
+def _casting(denoiser: Hooked) -> str:
+    return (
+        "layerwise casting changes the type of a layer's weights while a block runs, and under "
+        f"{_names(denoiser)} those of a block come in one piece and stay as they are; drop either"
+    )
 
 
 def _names(denoiser: Hooked) -> str:

@@ -85,6 +85,12 @@ class Pending:
         """Returns the handles of the messages, for a thread that waits instead of `wait`; none once that has waited."""
         return self._works
 
+    def precede(self, stream: torch.Stream) -> None:
+        """Lets what is put on a stream from now on wait for the messages, where a device carries them out."""
+        with stream:
+            for work in self._works:
+                work.wait()
+
     def wait(self) -> None:
         """Waits until all messages have been received and sent; may be called again.
 
@@ -146,7 +152,8 @@ class Messages:
             works = dist.batch_isend_irecv(self._ops)
         if axis.is_fused:
             watch(works, label, self._peers)
-        return Pending(label, works, self._tensors, finish, self._peers)
+        pending = Pending(label, works, self._tensors, finish, self._peers)
+        return axis.traffic.note(pending, on_device=axis.is_fused)
 
     def _build(self, tag: int, finish: list[Callable[[], Any]]) -> None:
         axis, self._ops, self._tensors = self.axis, [], []
@@ -238,7 +245,7 @@ def _posted(
     with named_range(label), operation(label, peers):
         works = [post()]
     watch(works, label, peers)
-    return Pending(label, works, tensors, (), peers)
+    return axis.traffic.note(Pending(label, works, tensors, (), peers), on_device=axis.is_fused)
 
 
 def _tag(name: str, count: int) -> int:

@@ -26,8 +26,12 @@ from partsong.parallel.ranks.backend import agreed_backend, few_blocks
 from partsong.parallel.ranks.health import Heartbeat, note_failure
 from partsong.parallel.ranks.script_errors import print_errors_in_a_line
 from partsong.parallel.ranks.shards import split_sizes
+from partsong.parallel.ranks.traffic import BusTraffic
 
-__all__ = ["AXES", "TOKEN_AXES", "Axis", "Mesh", "Network"]
+__all__ = ["AXES", "HOST_LANE", "TOKEN_AXES", "Axis", "Mesh", "Network"]
+
+#: Lane of the copies that a rank makes from its host's memory, which a `Network` sees as messages to itself.
+HOST_LANE = "host"
 
 #: Environment variable with the device type of meshes that are given none.
 DEVICE = "PARTSONG_DEVICE"
@@ -65,6 +69,7 @@ class Axis:
         shares: relative speed of each place, the same in all groups of the mesh; None where all are equal.
         doubts: not empty where a call failed since the last exchange, so that ranks may have stopped elsewhere.
         is_fused: whether the ranks' library moves all parts of one tensor in one operation of the device, as NCCL does.
+        traffic: takes note of each exchange; one for all axes of a mesh.
     """
 
     name: str
@@ -78,6 +83,7 @@ class Axis:
     shares: tuple[float, ...] | None = None
     doubts: list[str] = field(default_factory=list, repr=False, compare=False)
     is_fused: bool = False
+    traffic: BusTraffic = field(default_factory=BusTraffic, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -165,6 +171,7 @@ class Mesh:
         self._timeout = timedelta(seconds=timeout)
         self._owns_group = _start_group(self.device, self.world_size, self._timeout)
         self._axes: dict[tuple[str, ...], Axis] = {}
+        self.traffic = BusTraffic()
         self._heartbeat = Heartbeat.start(self.rank, self.world_size)
         self._device_mesh = self._build()
         try:
@@ -258,7 +265,7 @@ class Mesh:
 
     def _make_axis(self, names: tuple[str, ...]) -> Axis:
         if self._device_mesh is None or not names:
-            return Axis("alone", (self.rank,), 0)
+            return Axis("alone", (self.rank,), 0, traffic=self.traffic)
         sub = self._device_mesh[names]
         if len(names) > 1:
             sub = sub._flatten("_".join(names))
@@ -268,7 +275,8 @@ class Mesh:
         shares = shares_along(names, self.degrees, self.shares)
         group = sub.get_group()
         is_fused = dist.get_backend(group) != "gloo"
-        return Axis("*".join(names), ranks, ranks.index(self.rank), group, shares=shares, is_fused=is_fused)
+        more: dict[str, Any] = {"shares": shares, "is_fused": is_fused, "traffic": self.traffic}
+        return Axis("*".join(names), ranks, ranks.index(self.rank), group, **more)
 
     def __enter__(self) -> Mesh:
         return self

@@ -11,6 +11,7 @@ from torch import nn
 from partsong.parallel.adapters import Adapter
 from partsong.parallel.attention_call import TOKEN_AXES
 from partsong.parallel.cuts.block_lists import READ_FROM_OUTSIDE
+from partsong.parallel.cuts.block_units import find_units
 from partsong.parallel.protocols import Shards, TextShards
 from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.strategy import Strategy
@@ -65,7 +66,7 @@ class ShardedWeights(Strategy):
             UnsupportedError: the model has no list of blocks, or weights of a kind that cannot be shared out.
         """
         # torch's sharding takes more than half a second to import.
-        from partsong.parallel.sharded_weights.weight_shares import WeightShares, find_units
+        from partsong.parallel.sharded_weights.weight_shares import WeightShares
 
         axis = mesh.lane(*AXES)  # attention must not wait for the next block's weights
         return None if axis.size == 1 else WeightShares(module, find_units(module, adapter, lent), axis, mesh.device)

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from partsong.errors import UnsupportedError
+from partsong.parallel.cuts.block_units import refuse_packed
 from partsong.parallel.hooks.kept_objects import allow_copies, refuse_copies, refuse_loads
 from partsong.parallel.ranks.collectives import Pending, all_gather
 from partsong.parallel.ranks.mesh import Axis
@@ -55,12 +56,9 @@ class TorchShards:
     def __init__(self, module: nn.Module, units: Sequence[nn.Module], axis: Axis, device: torch.device) -> None:
         self.module, self.axis, self.device, self.sent = module, axis, device, 0
         owned = _own_weights(units)
-        for weight in (weight for own in owned.values() for weight in own):
-            if type(weight) is not nn.Parameter or type(weight.data) is not Tensor:
-                raise UnsupportedError(
-                    f"ShardedWeights on {type(module).__name__}: weights of type {type(weight).__name__} cannot be "
-                    "shared out; load the model without quantisation, or drop ShardedWeights"
-                )
+        refuse_packed(
+            module, (weight for own in owned.values() for weight in own), by="ShardedWeights", how="shared out"
+        )
         self.units: list[Any] = [*owned]
         self.sizes = [sum(_share_bytes(weight, axis.size) for weight in own) for own in owned.values()]
         shared = set().union(*owned.values())

@@ -2,58 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
 
-from partsong.errors import UnsupportedError
-from partsong.parallel.adapters import Adapter
+from partsong.parallel.cuts.dry_blocks import DryBlocks
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.protocols import Cut, Shards
+from partsong.parallel.ranks.collectives import Pending, all_gather
 from partsong.parallel.ranks.mesh import AXES, Axis
 from partsong.parallel.ranks.pieces import WeightPiece
-from partsong.parallel.sharded_weights.dry_gathers import DryGathers
 from partsong.parallel.sharded_weights.torch_shards import TorchShards
 
-__all__ = ["WeightShares", "find_units"]
-
-
-def find_units(module: nn.Module, adapter: Adapter, lent: Collection[nn.Module] = ()) -> list[nn.Module]:
-    """Lists the blocks whose weights are gathered one after the other, inner ones before those that hold them.
-
-    Blocks of `lent` are left out: they are called while their model is not, so their weights stay whole.
-
-    Raises:
-        UnsupportedError: the model has no list of blocks.
-    """
-    # A transformer's blocks may call their own lists depending on the tokens, such as experts; a UNet's never do.
-    called = [unit for unit in _units(module, deep=bool(adapter.rows)) if any(True for _ in unit.parameters())]
-    units = [unit for unit in called if unit not in lent]
-    if not units:
-        raise UnsupportedError(
-            f"ShardedWeights on {adapter.model}: found no list of blocks whose weights could be gathered one after the "
-            "other; drop ShardedWeights"
-        )
-    return units
-
-
-def _units(module: nn.Module, *, deep: bool) -> list[nn.Module]:
-    inner: list[nn.Module] = []
-    for child in module.children():
-        blocks = [*child] if isinstance(child, nn.ModuleList) and all(map(_is_block, child)) else None
-        for block in blocks or [child]:
-            inner += _units(block, deep=deep) if blocks is None or deep else []
-            inner += [block] if blocks else []
-    return inner
-
-
-def _is_block(module: nn.Module) -> bool:
-    """Says whether a module is called and has two layers with weights: others are lists, or parts of a layer."""
-    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        return False
-    return sum(any(True for _ in layer.parameters(recurse=False)) for layer in module.modules()) > 1
+__all__ = ["WeightShares"]
 
 
 class WeightShares(Shards):
@@ -74,7 +36,7 @@ class WeightShares(Shards):
     def __init__(self, module: nn.Module, units: list[nn.Module], axis: Axis, device: torch.device) -> None:
         self.module, self.axis = module, axis
         self.shards = TorchShards(module, units, axis, device)
-        self.dry = DryGathers(self.shards.units, self.shards.sizes, axis)
+        self.dry = DryBlocks(self.shards.units, [size * axis.size for size in self.shards.sizes], self._gather)
 
     def attach(self, hooks: HookSet) -> None:
         """Leaves this rank's shares in the blocks, which are gathered whenever a block is called."""
@@ -90,6 +52,10 @@ class WeightShares(Shards):
             self.dry.post(0)
         else:
             self.shards.begin_forward()
+
+    def _gather(self, place: int, room: torch.Tensor) -> Pending:
+        """Begins to gather a block on ranks that need not exist."""
+        return all_gather(self.axis, room, [self.shards.sizes[place]] * self.axis.size, name="gather of weights")
 
     def call_notes(self) -> int:
         """Returns the bytes this rank sent in the current call for gathers of others."""

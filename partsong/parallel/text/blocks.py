@@ -7,11 +7,12 @@ from typing import Any
 from torch import nn
 
 from partsong.parallel.adapters import Adapter
+from partsong.parallel.cuts.block_units import find_units
 from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.protocols import TextShards
 from partsong.parallel.ranks.mesh import AXES, Mesh
 from partsong.parallel.ranks.pieces import WeightPiece
-from partsong.parallel.sharded_weights.weight_shares import WeightShares, find_units
+from partsong.parallel.sharded_weights.weight_shares import WeightShares
 from partsong.parallel.text.vocabulary import cut_vocabulary
 
 __all__ = ["TextBlocks"]

@@ -1,0 +1,1 @@
+"""Keeps blocks' weights in the host's memory, and copies each block to the device right before it runs."""
