@@ -56,7 +56,7 @@ METHODS: dict[str, Cases] = {
 }
 SUITES: dict[str, dict[str, Cases]] = {
     "methods": METHODS,
-    "norms": {"shapes-unet": [(DisplacedPatch(norms="forecast"),)]},
+    "norms": {"shapes-unet": [(DisplacedPatch(warmup_steps=n, norms="forecast"),) for n in (2, 4)]},
     "partial-patch": {"shapes": PORTIONS, "shapes-unet": PORTIONS},
     "few-portions": {model: [PORTIONS[0], *PORTIONS[2:4], PORTIONS[-1]] for model in ("shapes", "shapes-unet")},
     "latent-parallel": {"shapes": PARTS, "shapes-few": FEW, "shapes-unet": PICTURES},

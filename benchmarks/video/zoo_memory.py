@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import tyro
 
 from benchmarks.filing import file_result, markdown_table, result_path
 from benchmarks.video.memory_study import study
-from partsong import DualParallel, TimestepPipeline
+from partsong import CascadePipeline, DualParallel, TimestepPipeline
 from partsong.parallel import Strategy
 
 #: Model, strategy, frames, steps. A queue holds as many blocks as there are steps, so it is full only in a video with
@@ -22,6 +22,8 @@ CASES: list[tuple[str, Strategy, int, int | None]] = [
     ("motion", DualParallel(), 1599, None),
     ("motion-causal", TimestepPipeline(), 159, None),
     ("motion-causal", TimestepPipeline(), 1999, None),
+    ("motion-clean", CascadePipeline(depth=4), 159, None),
+    ("motion-clean", CascadePipeline(depth=4), 1999, None),
 ]
 
 
@@ -31,6 +33,8 @@ class Config:
 
     out: Path = result_path(__file__)
     """Result files without suffix."""
+    models: list[str] = field(default_factory=lambda: sorted({case[0] for case in CASES}))
+    """Models whose streams are measured."""
     nproc: int = 2
     """Ranks, one thread each."""
     prompt: str = "a big red circle bounces left and right"
@@ -46,7 +50,7 @@ def main(config: Config) -> None:
         "the second quarter of the stream and over the last. Trends of colour and size are from first to last frame."
     )
     rows: list[dict[str, Any]] = []
-    for model, strategy, frames, steps in CASES:
+    for model, strategy, frames, steps in (case for case in CASES if case[0] in config.models):
         named: dict[str, Any] = {"nproc": config.nproc, "frames": frames, "prompt": config.prompt, "seed": config.seed}
         named["steps"] = steps
         rows.append(study(model, strategy, **named))
