@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-__all__ = ["progress"]
+__all__ = ["bar_settings", "progress"]
 
 T = TypeVar("T")
 #: Seconds between two lines where there is no terminal.
@@ -38,14 +38,25 @@ def progress(
     """
     from tqdm import tqdm
 
+    items: Any = range(total) if isinstance(total, int) else total
+    return tqdm(items, **bar_settings(desc, enabled, unit=unit))
+
+
+def bar_settings(desc: str | None = None, enabled: bool | None = None, *, unit: str = "it") -> dict[str, Any]:
+    """Returns the arguments with which tqdm shows such a bar, for a pipeline's ``set_progress_bar_config``.
+
+    Args:
+        desc: as for `progress`, as are the others.
+        enabled: see there.
+        unit: see there.
+    """
     stream = sys.stderr
     hidden = enabled is False or stream is None or os.environ.get("RANK", "0") != "0"
     shown: dict[str, Any] = {"desc": desc, "disable": hidden, "unit": unit}
     if enabled is None and not hidden and stream is not None and not stream.isatty():
         shown |= {"file": _Lines(), "mininterval": EVERY, "maxinterval": EVERY, "delay": EVERY, "leave": False}
         shown["bar_format"] = f"{desc or unit}: " + "{n_fmt} of {total_fmt} after {elapsed}, {remaining} left"
-    items: Any = range(total) if isinstance(total, int) else total
-    return tqdm(items, **shown)
+    return shown
 
 
 class _Lines:

@@ -42,6 +42,7 @@ from partsong.ledger import Ledger
 from partsong.parallel import Mesh, mesh_for, parallelize
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.launch import launch
+from partsong.progress import bar_settings
 from partsong.samplers import generate
 
 
@@ -97,7 +98,7 @@ def sample_guided(config: Config) -> dict[str, Any]:
     strategies = (StructureGuidance(**knobs), ParallelVae())
     with Mesh(**mesh_for(strategies, config.nproc), timeout=3600.0) as mesh:
         pipe = load(config).to(mesh.device)
-        pipe.set_progress_bar_config(disable=not mesh.is_main)
+        pipe.set_progress_bar_config(**bar_settings("steps", unit="step"))
         with parallelize(pipe, *strategies, mesh=mesh) as plan, Ledger() as ledger:
             start = time.perf_counter()
             image = generate(plan, **call(config, pipe)).images[0]

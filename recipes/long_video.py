@@ -41,6 +41,7 @@ from partsong.ledger import Ledger
 from partsong.outputs import rgb_bytes
 from partsong.parallel import Mesh, mesh_for, parallelize
 from partsong.parallel.ranks.launch import launch
+from partsong.progress import bar_settings
 from partsong.samplers.long_video.sliding_windows import sliding_windows
 from partsong.videos import FrameSample, VideoWriter
 
@@ -136,7 +137,7 @@ def on_rank(config: Config, method: str) -> dict[str, Any]:
     degrees: dict[str, Any] = mesh_for((strategy,), world) if strategy else {}
     with Mesh(**degrees, timeout=3600.0) as mesh:
         pipe, named = load(config, method)
-        pipe.to(mesh.device).set_progress_bar_config(disable=not mesh.is_main)
+        pipe.to(mesh.device).set_progress_bar_config(**bar_settings("steps", unit="step"))
         path = config.out / f"{method}.mp4"
         writer = Watched(path, method, config.frames, config.fps) if mesh.is_main else None
         keeps = mesh.is_main and config.model in zoo.MODELS  # only the zoo's readers look at all frames

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from diffusers import DiffusionPipeline
 from PIL import Image
 
 from partsong import outputs
 from partsong.errors import ArgumentError, ArgumentTypeError, OutputError
-from partsong.progress import progress
+from partsong.progress import bar_settings, progress
 
 
 def picture(height: int = 6, width: int = 10, channels: int = 3) -> np.ndarray:
@@ -165,6 +166,9 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch)
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(" after")[0] for line in lines] == ["steps: 0 of 2", "steps: 1 of 2", "steps: 2 of 2"]
     assert list(progress(2, "steps", enabled=False)) == [0, 1] and capsys.readouterr().err == ""
+    pipe = DiffusionPipeline()
+    pipe.set_progress_bar_config(**bar_settings("steps"))
+    assert list(pipe.progress_bar(range(2))) == [0, 1] and capsys.readouterr().err.startswith("steps: 0 of 2 after")
 
 
 def test_a_symlink_stays_and_its_target_is_replaced(tmp_path) -> None:

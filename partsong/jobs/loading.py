@@ -20,7 +20,7 @@ from partsong.parallel.encode_once import EncodeOnce
 from partsong.parallel.loading.fill import can_fill, empty_model, fill_model
 from partsong.parallel.loading.weight_files import WeightFiles
 from partsong.parallel.plan.denoiser import Denoiser
-from partsong.progress import progress
+from partsong.progress import bar_settings
 
 __all__ = ["load_folder", "load_pipeline", "open_plan"]
 
@@ -77,7 +77,7 @@ def open_plan(job: SamplingJob, mesh: Mesh, pipe: Any = None) -> Plan:
     if pipe is not None:
         return parallelize(pipe, *job.strategies, mesh=mesh)
     plan = load_folder(job.folder, job.pipeline, job.strategies, mesh, job.dtype, zoo_name=job.zoo_name)
-    plan.target.set_progress_bar_config(disable=progress(0).disable)
+    plan.target.set_progress_bar_config(**bar_settings("steps", unit="step"))
     return plan
 
 

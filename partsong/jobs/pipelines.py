@@ -23,7 +23,7 @@ from partsong.model_folders import DENOISERS, read_settings
 from partsong.parallel import Mesh, Strategy, measure_shares
 from partsong.parallel.loading.weight_files import WeightFiles
 from partsong.parallel.strategy import useful_shares
-from partsong.progress import progress
+from partsong.progress import bar_settings
 
 __all__ = [
     "RANK_TIMEOUT",
@@ -104,7 +104,7 @@ def open_pipeline(job: SamplingJob, mesh: Mesh) -> Any:
     """Loads the whole pipeline of a job on the device of this rank; see `read_pipeline`."""
     dtype = job.dtype or usual_dtype(job.folder, mesh.device)
     pipe = zoo.complete(job.zoo_name, read_pipeline(job.folder, job.pipeline, dtype)).to(mesh.device)
-    pipe.set_progress_bar_config(disable=progress(0).disable)
+    pipe.set_progress_bar_config(**bar_settings("steps", unit="step"))
     return pipe
 
 
