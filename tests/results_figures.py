@@ -21,6 +21,7 @@ FILES = {
     "unet_slow": "image/2026-11-25-unet-slow-links",
     "drift": "drift/2026-11-22-zoo",
     "unet_drift": "drift/2026-11-26-zoo-unet",
+    "norms": "drift/2026-11-30-norms",
     "wires": "drift/2026-11-24-wires",
     "lagged": "drift/2026-11-24-lagged-layers",
     "partial": "drift/2026-11-24-zoo-partial-patch",
@@ -115,12 +116,14 @@ def _pictures() -> dict[str, Any]:
 
 
 def drift_rows() -> list[Row]:
-    """Returns the rows of the two files with the zoo's pictures, each for one model."""
+    """Returns the rows of the files with the zoo's pictures, each for one model."""
     # PartialPatch was another method then; its later figures have a file of their own. So have those of the UNet, which
     # was trained on.
     rows = [row for row in filed(FILES["drift"])["rows"] if row["model"] == "shapes"]
     rows = [row for row in rows if not row["case"].startswith("PartialPatch")]
-    return [*rows, *filed(FILES["unet_drift"])["rows"]]
+    # Forecast norms were changed on four ranks since.
+    later = {(row["nproc"], row["case"]): row for row in filed(FILES["norms"])["rows"] if row["nproc"] == 4}
+    return [*rows, *(later.get((row["nproc"], row["case"]), row) for row in filed(FILES["unet_drift"])["rows"])]
 
 
 def _read(picture: Row) -> dict[str, str]:

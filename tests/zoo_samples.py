@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from partsong import decode, load_text_model, zoo
+from partsong import CascadePipeline, decode, generate, load_text_model, parallelize, zoo
 from partsong.reasoning import Parameters, Run
 from partsong.reasoning.local import LocalEngine
 from partsong.reasoning.strategies import fork_join
@@ -62,7 +62,9 @@ def clips(name: str) -> list[Pixels]:
     row, pipe = zoo.MODELS[name], zoo.load(name)
     pipe.set_progress_bar_config(disable=True)
     seeded = generators(SEED, len(MOVING))
-    return list(np.asarray(pipe(list(MOVING), generator=seeded, output_type="np", **row.defaults).frames))
+    given = {"prompt": list(MOVING), "generator": seeded, "output_type": "np", **row.defaults}
+    with parallelize(pipe, *([CascadePipeline(depth=4)] if name == "motion-clean" else [])) as plan:
+        return list(np.asarray(generate(plan, **given).frames))
 
 
 def drawn_by(name: str) -> tuple[tuple[str, ...], list[Pixels]]:

@@ -61,7 +61,7 @@ class Video(Sampling):
     """What to show; not needed with --resume."""
     model: Annotated[str, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = ""
     """A zoo name, a local diffusers folder, or a hub id. If not given, it is motion of the zoo, or motion-causal with
-    timestep-pipeline and cascade-pipeline."""
+    timestep-pipeline and motion-clean with cascade-pipeline."""
     frames: Count = None
     """Frames of the video; the model's own default if not given."""
     fps: Annotated[float, tyro.conf.arg(metavar="N")] = 16.0

@@ -21,8 +21,8 @@ __all__ = ["summary", "video"]
 
 #: The file of a journal that holds the options of the command.
 _CALL = "command.json"
-#: Strategies that need a causal model.
-_CAUSAL = ("timestep-pipeline", "cascade-pipeline")
+#: Strategies that need a causal model, and the one of the zoo that was trained for each.
+_CAUSAL = {"timestep-pipeline": "motion-causal", "cascade-pipeline": "motion-clean"}
 #: Options that may differ when a run is resumed.
 _ANEW = ("nproc", "shares", "out", "json", "debug", "ledger", "threads")
 
@@ -70,7 +70,8 @@ def summary(result: dict[str, Any]) -> str:
 
 def _zoo_model(options: Video) -> str:
     """Names the zoo model that suits the strategies; some need a causal one."""
-    return "motion-causal" if any(name.startswith(_CAUSAL) for name in options.strategy) else "motion"
+    names = (name.partition(":")[0] for name in options.strategy)
+    return next((_CAUSAL[name] for name in names if name in _CAUSAL), "motion")
 
 
 def _check(options: Video) -> None:
