@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from importlib import import_module
 
-__all__ = ["hide_foreign_messages", "hide_if_parent_does"]
+__all__ = ["hide_foreign_messages", "hide_if_parent_does", "quiet_libraries"]
 
 #: What tells libraries, and Python itself, to stay silent unless something fails; also in the processes started here.
 _VARIABLES = {
@@ -35,6 +36,20 @@ def hide_if_parent_does() -> None:
     """Does the same in a process that was started by one which hides them."""
     if "PARTSONG_HIDES" in os.environ:
         _hide()
+
+
+def quiet_libraries(*names: str) -> None:
+    """Turns off the messages and the progress bars of libraries in this process; a job reports its progress itself.
+
+    Their bars know no variable, and a script has none set.
+
+    Args:
+        names: which of diffusers and transformers the process uses; none means both.
+    """
+    for name in names or ("diffusers", "transformers"):
+        messages = import_module(f"{name}.utils.logging")
+        messages.set_verbosity_error()
+        messages.disable_progress_bar()
 
 
 def _hide() -> None:

@@ -36,8 +36,9 @@ from PIL import Image
 from partsong import ParallelVae, StructureGuidance, zoo
 from partsong.errors import ArgumentError
 from partsong.evals.pictures.sheet import Panel, Row, Tile, draw_sheet
+from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.pipeline_source import find_pipeline
-from partsong.jobs.pipelines import quiet_libraries, read_pipeline
+from partsong.jobs.pipelines import read_pipeline
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, mesh_for, parallelize
 from partsong.parallel.ranks.collectives import agree
@@ -71,7 +72,9 @@ def load(config: Config) -> Any:
     """Loads the pipeline: one of the zoo, a folder, or one from the hub."""
     quiet_libraries()
     source = find_pipeline(config.model)
-    return zoo.complete(source.zoo_name, read_pipeline(source.folder, source.pipeline, config.dtype))
+    pipe = zoo.complete(source.zoo_name, read_pipeline(source.folder, source.pipeline, config.dtype))
+    pipe.set_progress_bar_config(**bar_settings("steps", unit="step"))
+    return pipe
 
 
 def call(config: Config, pipe: Any) -> dict[str, Any]:
@@ -98,7 +101,6 @@ def sample_guided(config: Config) -> dict[str, Any]:
     strategies = (StructureGuidance(**knobs), ParallelVae())
     with Mesh(**mesh_for(strategies, config.nproc), timeout=3600.0) as mesh:
         pipe = load(config).to(mesh.device)
-        pipe.set_progress_bar_config(**bar_settings("steps", unit="step"))
         with parallelize(pipe, *strategies, mesh=mesh) as plan, Ledger() as ledger:
             start = time.perf_counter()
             image = generate(plan, **call(config, pipe)).images[0]

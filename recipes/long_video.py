@@ -33,9 +33,10 @@ from PIL import Image
 from partsong import ClipParallel, DualParallel, TimestepPipeline, zoo
 from partsong.errors import ArgumentError
 from partsong.evals.pictures.sheet import Panel, Row, Tile, draw_sheet
+from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.compare import gather
 from partsong.jobs.pipeline_source import find_pipeline
-from partsong.jobs.pipelines import quiet_libraries, read_pipeline
+from partsong.jobs.pipelines import read_pipeline
 from partsong.jobs.video_run import VideoRun, sample_video
 from partsong.ledger import Ledger
 from partsong.outputs import rgb_bytes

@@ -30,8 +30,9 @@ import tyro
 
 from partsong import CascadePipeline, TimestepPipeline, zoo
 from partsong.evals.pictures.sheet import Panel, Row, Tile, draw_sheet
+from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.pipeline_source import find_pipeline
-from partsong.jobs.pipelines import quiet_libraries, read_pipeline
+from partsong.jobs.pipelines import read_pipeline
 from partsong.outputs import rgb_bytes
 from partsong.parallel import Mesh, Strategy, parallelize
 from partsong.parallel.ranks.collectives import agree

@@ -10,7 +10,7 @@ from tests.documents import ROOT
 
 SCRIPT = """
 import logging, subprocess, sys, warnings
-from partsong.foreign_messages import hide_foreign_messages, hide_if_parent_does
+from partsong.foreign_messages import hide_foreign_messages, hide_if_parent_does, quiet_libraries
 {begin}
 warnings.warn("a warning of Python")
 logging.getLogger("torchao").warning("a warning of another library")
@@ -31,6 +31,19 @@ def printed(begin: str, **variables: str) -> list[str]:
 def test_errors_and_our_warnings_are_shown() -> None:
     assert printed("hide_foreign_messages()") == SHOWN
     assert printed("hide_if_parent_does()", PARTSONG_HIDES="1", PYTHONWARNINGS="ignore") == SHOWN
+
+
+def test_libraries_that_a_process_uses_are_quiet() -> None:
+    begin = """quiet_libraries("transformers")
+print("diffusers" in sys.modules, file=sys.stderr)
+quiet_libraries()
+for library in ("diffusers", "transformers"):
+    messages = sys.modules[f"{library}.utils.logging"]
+    messages.get_logger(f"{library}.models").warning("a warning of a library")
+    list(messages.tqdm(range(3)))
+"""
+    lines = printed(begin)
+    assert lines[0] == "False" and not any("of a library" in line or "3/3" in line for line in lines)
 
 
 def test_what_the_user_asked_for_stays() -> None:

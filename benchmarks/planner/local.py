@@ -13,8 +13,8 @@ from torch import nn
 
 from partsong import zoo
 from partsong.evals.bench.models import BENCH_MODELS
+from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.load import LoadWatch
-from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import AXES, Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.ranks.collectives import agree
 from partsong.parallel.ranks.launch import launch

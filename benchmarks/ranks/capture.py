@@ -21,8 +21,8 @@ from torch._dynamo.utils import counters
 from benchmarks.filing import file_result, markdown_table, result_path, spread
 from partsong import Mesh, capture, launch, mesh_for, parallelize, parse_strategy
 from partsong.evals.bench.models import BENCH_MODELS
+from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.compare import gather
-from partsong.jobs.pipelines import quiet_libraries
 
 #: The first step runs as it is, the second compiles, and the third finds what is compiled.
 STEPS_BEFORE = 3

@@ -18,8 +18,8 @@ import tyro
 
 from benchmarks.filing import file_result, markdown_table, result_path
 from partsong import Mesh, load_pipeline, mesh_for
+from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.compare import gather
-from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import Strategy
 from partsong.parallel.ranks.launch import launch
 from partsong.samplers.registry import parse_strategy

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.filing import file_result, markdown_table, result_path, spread
 from partsong import Mesh, launch, measure_shares, mesh_for, parallelize, parse_strategy
 from partsong.evals.bench.models import BENCH_MODELS
+from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.compare import gather
-from partsong.jobs.pipelines import quiet_libraries
 from partsong.ledger import Ledger
 
 aten = torch.ops.aten

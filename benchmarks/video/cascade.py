@@ -18,8 +18,8 @@ import tyro
 from benchmarks.filing import file_result, markdown_table, result_path
 from benchmarks.video.zoo_study import Case, study
 from partsong import CascadePipeline, TimestepPipeline, zoo
+from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.compare import gather
-from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import Mesh, parallelize
 from partsong.parallel.ranks.launch import launch
 from partsong.samplers import stream

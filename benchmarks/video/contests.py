@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.compare import gather
-from partsong.jobs.pipelines import quiet_libraries
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, parallelize
 from partsong.parallel.clip.strategy import ClipParallel

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from partsong import zoo
+from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.compare import gather
-from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import Mesh, Plan, Strategy, mesh_for, parallelize
 from partsong.parallel.ranks.launch import launch
 from partsong.samplers import stream

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from partsong import zoo
+from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.compare import gather
-from partsong.jobs.pipelines import quiet_libraries
 from partsong.jobs.video_run import VideoRun, sample_video
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize

@@ -28,7 +28,8 @@ from dynamo.common.backend.worker import WorkerConfig
 from dynamo.llm import ModelInput
 
 from partsong import ArgumentError, generate, load_pipeline, parse_strategy
-from partsong.jobs.pipelines import picture_arguments, quiet_libraries
+from partsong.foreign_messages import quiet_libraries
+from partsong.jobs.pipelines import picture_arguments
 from partsong.seeds import check_seed, generators
 
 __all__ = ["PartsongEngine", "Ranks", "main", "read_options", "read_request"]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from partsong.cli.options import Asking
 from partsong.errors import ArgumentError
+from partsong.foreign_messages import quiet_libraries
 
 if TYPE_CHECKING:
     from partsong.cli.options import Think
@@ -44,11 +45,10 @@ def make_engine(options: Asking) -> Engine:
     if options.server is not None:
         return open_engine(EngineArguments(base_url=options.server, model=options.model, endpoint=options.endpoint))
     import torch
-    from transformers.utils import logging
 
     from partsong import zoo
 
-    logging.disable_progress_bar()
+    quiet_libraries("transformers")
     model = local_model(options)
     threads = options.threads or (1 if model in zoo.MODELS else None)
     if threads is not None:

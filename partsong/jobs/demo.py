@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from partsong import zoo
+from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.compare import ComparedRun, Images, drift, parallel_run, serial_run
-from partsong.jobs.pipelines import RANK_TIMEOUT, quiet_libraries, read_pipeline
+from partsong.jobs.pipelines import RANK_TIMEOUT, read_pipeline
 from partsong.model_folders import read_settings
 from partsong.parallel import Mesh, Plan, mesh_for, parallelize
 from partsong.samplers import generate

@@ -9,7 +9,7 @@ import torch
 
 from partsong.errors import ArgumentError
 from partsong.jobs.folder_source import find_text_model
-from partsong.jobs.texts import LoadedText, TextJob, prepare_text, silence_transformers
+from partsong.jobs.texts import LoadedText, TextJob, prepare_text
 from partsong.kernels.speculation.drafter import DrafterKnobs
 from partsong.parallel import Mesh
 from partsong.parallel.ranks.launch import portable
@@ -76,7 +76,6 @@ def prepare_with_drafts(job: TextJob, mesh: Mesh) -> LoadedText | None:
     if refused is not None:
         raise refused
     if not mesh.is_main:
-        silence_transformers()
         torch.set_num_threads(job.threads or 1)
         for _ in range(1 + job.compare):  # which begins with a text to warm up
             serve_drafts(here)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,10 +14,10 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from partsong import zoo
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
+from partsong.foreign_messages import quiet_libraries
 from partsong.model_folders import DENOISERS, read_settings
 from partsong.parallel import Mesh, Strategy, measure_shares
 from partsong.parallel.loading.weight_files import WeightFiles
@@ -32,7 +31,6 @@ __all__ = [
     "open_pipeline",
     "picture_arguments",
     "pipeline_class",
-    "quiet_libraries",
     "read_pipeline",
     "usual_dtype",
 ]
@@ -203,15 +201,3 @@ def picture_arguments(
     given["prompt"] = prompt
     texts = {name: value for name, value in given.items() if "prompt" in name and isinstance(value, str)}
     return given | {name: [text] * num for name, text in texts.items()}
-
-
-def quiet_libraries() -> None:
-    """Turns off the messages and progress bars of diffusers and transformers; a job reports its progress itself."""
-    import diffusers
-    import transformers
-
-    for library in (diffusers, transformers):
-        library.utils.logging.set_verbosity_error()
-        library.utils.logging.disable_progress_bar()
-    # tqdm's own lock is shared between processes, and Python reports it as leaked when a failing rank exits at once.
-    tqdm.set_lock(threading.RLock())

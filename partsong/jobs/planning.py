@@ -10,7 +10,7 @@ from partsong import zoo
 from partsong.accelerator import devices
 from partsong.calibration_files import not_measured
 from partsong.errors import ArgumentError
-from partsong.jobs.pipelines import quiet_libraries
+from partsong.foreign_messages import quiet_libraries
 from partsong.knobs import format_knobs
 from partsong.model_folders import read_settings
 from partsong.parallel.strategy import Strategy
@@ -73,7 +73,6 @@ def text_model_for(model: str) -> Any | None:
         return None  # one model of a pipeline
     from partsong.samplers.text.loading import empty_text_model
 
-    quiet_libraries()
     return empty_text_model(folder)
 
 

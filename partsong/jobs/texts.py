@@ -14,6 +14,7 @@ import torch
 from partsong import zoo
 from partsong.accelerator import accelerator
 from partsong.errors import ArgumentError, PartsongError, UnsupportedError
+from partsong.foreign_messages import quiet_libraries
 from partsong.kernels.speculation.drafter import DrafterKnobs
 from partsong.kernels.speculation.registry import COMMON
 from partsong.knobs import by_name, format_knobs
@@ -177,14 +178,6 @@ def prepare_text(
     return LoadedText(job=job, tokenizer=tokenizer, ids=ids, request=request, options=options)
 
 
-def silence_transformers() -> None:
-    """Leaves out messages and progress bars of transformers in this process."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-
-
 def open_text_model(
     folder: Path,
     *,
@@ -197,7 +190,7 @@ def open_text_model(
     mesh: Mesh | None = None,
 ) -> Any:
     """Loads the `TextModel` of a folder, with arguments as in `TextJob`, and without messages of transformers."""
-    silence_transformers()
+    quiet_libraries("transformers")
     # A zoo model is too small to need several threads.
     if threads or zoo_name:
         torch.set_num_threads(threads or 1)

@@ -13,11 +13,11 @@ import torch
 
 from partsong import zoo
 from partsong.errors import ArgumentError
+from partsong.foreign_messages import quiet_libraries
 from partsong.garbage import collect_again
 from partsong.jobs.compare import drift
 from partsong.jobs.folder_source import FolderSource
 from partsong.jobs.images import facts_read
-from partsong.jobs.pipelines import quiet_libraries
 from partsong.ledger import Ledger
 from partsong.outputs import save_images
 from partsong.samplers.any_order import PictureRule

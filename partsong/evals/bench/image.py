@@ -24,7 +24,7 @@ from partsong.accelerator import is_on_host, synchronize
 from partsong.evals.bench.image_cases import AUTO, LIMIT, BenchCase, Mix, cases_of, fastest, short_name
 from partsong.evals.bench.models import BENCH_MODELS, WIDE_MODELS, BenchModel
 from partsong.evals.bench.peers import cpu_shims
-from partsong.jobs.pipelines import quiet_libraries
+from partsong.foreign_messages import quiet_libraries
 from partsong.ledger import Ledger
 from partsong.parallel import AXES, Mesh
 from partsong.parallel.ranks.collectives import agree

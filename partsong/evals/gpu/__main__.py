@@ -14,6 +14,7 @@ from pathlib import Path
 from partsong.errors import ArgumentError
 from partsong.evals.gpu import driver
 from partsong.evals.gpu.trials import TRIALS, equipment_here, machine_facts
+from partsong.foreign_messages import hide_foreign_messages
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="file to write, after every stage")
     parser.add_argument("--stages", default="", help=f"some of {','.join(trial.name for trial in TRIALS)}")
     asked = parser.parse_args(arguments)
+    hide_foreign_messages()
     logging.basicConfig(format="%(message)s")
     driver.logger.setLevel(logging.INFO)
     try:

@@ -15,7 +15,6 @@ import torch
 from partsong.errors import PartsongError
 from partsong.evals.gpu.findings import Equipment, Finding, at_most, holds
 from partsong.evals.gpu.tiny_pipelines import TINY
-from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import Mesh, launch, parallelize
 from partsong.samplers.registry import Ulysses
 
@@ -73,7 +72,6 @@ def words_of(how: str) -> str:
 
 @torch.no_grad()
 def _on_rank(how: str, device: str, file: str) -> None:
-    quiet_libraries()
     with Mesh(ulysses=2, device=device) as mesh:
         row = TINY["Flux"]
         pipe, steps = row.make(mesh.device, torch.float32), 4

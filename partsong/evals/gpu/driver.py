@@ -16,6 +16,7 @@ from typing import Any
 
 from partsong.errors import ArgumentError
 from partsong.evals.gpu.findings import Equipment, Finding, Trial, skipped
+from partsong.foreign_messages import hide_if_parent_does
 from partsong.fork_server import context_with
 from partsong.outputs import check_writable, write_json
 
@@ -121,6 +122,7 @@ def _end(child: Any) -> None:
 def _child(trial: Trial, equipment: Equipment, pipe: Connection) -> None:
     if hasattr(os, "setsid"):
         os.setsid()
+    hide_if_parent_does()
     try:
         for finding in trial.run(equipment):
             pipe.send(finding)

@@ -14,7 +14,6 @@ from partsong.errors import PartsongError, UnsupportedError
 from partsong.evals.gpu.compared import distance
 from partsong.evals.gpu.findings import Equipment, Finding, at_most, holds, skipped
 from partsong.evals.gpu.tiny_pipelines import TINY, TinyPipeline
-from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import Mesh, Strategy, launch, mesh_for, parallelize
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.ranks.collectives import agree
@@ -82,7 +81,6 @@ def every_strategy(equipment: Equipment) -> Iterator[Finding]:
 
 @torch.no_grad()
 def _on_ranks(name: str, dtype: torch.dtype, device: str, labels: Sequence[str]) -> list[Finding]:
-    quiet_libraries()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     findings, row = list[Finding](), TINY[name]
     with Mesh(

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from partsong.evals.gpu.findings import Equipment, Finding, at_least, at_most, holds, skipped, stated
 from partsong.evals.gpu.mirrored import mirrored
-from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import Mesh, Strategy, parallelize, predict_memory
 from partsong.planner.calibration import calibrate
 from partsong.planner.clock import replay
@@ -88,7 +87,6 @@ def step_seconds(run: Callable[[], Any], repeats: int = REPEATS, untimed: int = 
 @torch.inference_mode()
 def flux(equipment: Equipment) -> Iterator[Finding]:
     """Times steps of the model alone, under plans on one rank and on the first of two, and over whole generations."""
-    quiet_libraries()
     if equipment.gpus and (free := torch.cuda.mem_get_info()[0]) < ROOM:
         yield skipped("stage", f"{free / 1e9:.0f} GB are free, and it takes {ROOM / 1e9:.0f}")
         return
@@ -167,7 +165,6 @@ def _generations(model: nn.Module, equipment: Equipment) -> Iterator[Finding]:
 @torch.inference_mode()
 def calibration(equipment: Equipment) -> Iterator[Finding]:
     """Measures this machine with one rank as `partsong calibrate` does, and holds a step of Flux to its prediction."""
-    quiet_libraries()
     measured = calibrate(1)
     yield stated("spread of measured by predicted steps", measured.spread)
     model, given = build(equipment), call(equipment)

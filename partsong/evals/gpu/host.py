@@ -15,7 +15,6 @@ from partsong.evals.gpu.findings import Equipment, Finding, at_most, holds, skip
 from partsong.evals.gpu.host_cost import measured
 from partsong.evals.gpu.mirrored import mirrored
 from partsong.evals.gpu.tiny_pipelines import TINY
-from partsong.jobs.pipelines import quiet_libraries
 from partsong.parallel import Strategy, parallelize
 from partsong.parallel.adapters import adapter_for
 from partsong.samplers.registry import DisplacedPatch, LaggedLayers, PartialPatch, Ring, StepCache, Ulysses
@@ -40,7 +39,6 @@ STEADY: dict[str, tuple[Strategy, ...]] = {
 
 def host(equipment: Equipment) -> Iterator[Finding]:
     """Measures the cost of attentions, then lets every strategy's steps run with each wait as an error."""
-    quiet_libraries()
     for row in measured(equipment.pick((2, 4, 8), (2,))):
         check = f"microseconds of the host for an attention, {row['name']} at {row['ranks']} ranks"
         yield at_most(check, row["microseconds"], MOST if equipment.gpus and row["ranks"] == 2 else None)

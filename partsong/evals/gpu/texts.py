@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from partsong.evals.gpu.findings import Equipment, Finding, at_least, at_most, holds, skipped, stated
-from partsong.jobs.pipelines import quiet_libraries
+from partsong.foreign_messages import quiet_libraries
 from partsong.model_folders import model_folder
 from partsong.reasoning.local import smollm2
 from partsong.samplers.text import decode, load_text_model
@@ -22,7 +22,7 @@ FASTER = {1: 1.0, 16: 1.0}
 
 def texts(equipment: Equipment) -> Iterator[Finding]:
     """Writes texts with models that lie in packages."""
-    quiet_libraries()
+    quiet_libraries("transformers")
     if smollm2.installed():
         yield from _causal(equipment)
     else:

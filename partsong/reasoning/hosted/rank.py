@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from partsong.foreign_messages import quiet_libraries
 from partsong.parallel import Mesh, Strategy, mesh_for
 from partsong.reasoning.calls.call import Request
 from partsong.reasoning.hosted.host import Host
@@ -57,10 +58,7 @@ def serve_rank(
         PartsongError: the model cannot be loaded or shared out.
         DistributedError: a rank is gone, or the ranks no longer agree.
     """
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    quiet_libraries("transformers")
     how = dict(options)
     if (threads := how.pop("threads")) is not None:
         torch.set_num_threads(threads)

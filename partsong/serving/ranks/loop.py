@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from partsong.jobs.pipelines import quiet_libraries
+from partsong.foreign_messages import quiet_libraries
 from partsong.parallel import Mesh
 from partsong.serving.messages import JobWork
 from partsong.serving.ranks.first_step import first_step

@@ -10,6 +10,7 @@ import socket
 from typing import Any
 
 from partsong.errors import PartsongError
+from partsong.foreign_messages import quiet_libraries
 from partsong.serving.texts.answering import OpenedText, leave_at_once, serve_opened
 from partsong.serving.texts.wire import TextSpec
 
@@ -31,12 +32,10 @@ def serve_text(spec: TextSpec, end: socket.socket) -> None:
 def _open(spec: TextSpec) -> OpenedText:
     """Loads the model by its kind: one that writes token after token, or one that decides tokens in any order."""
     import torch
-    from transformers.utils import logging as transformers_logging
 
     from partsong import zoo
 
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    quiet_libraries("transformers")
     is_zoo = spec.model in zoo.MODELS
     if spec.threads or is_zoo:
         torch.set_num_threads(spec.threads or 1)
