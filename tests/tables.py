@@ -68,6 +68,25 @@ def endpoint_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+#: Sets of versions that the tests run with, each with its file.
+SETS = {"oldest": "constraints-oldest.txt", "pinned": "constraints.txt", "newest": "constraints-newest.txt"}
+
+
+def pins(file: str) -> dict[str, str]:
+    """The version of each package in a file of constraints."""
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def version_table() -> str:
+    """A row for each library that a reader may have already: its version in each set."""
+    sets = [pins(file) for file in SETS.values()]
+    lines = [f"| | {' | '.join(SETS)} |", "|---" * (1 + len(SETS)) + "|"]
+    names = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "peft", "openai", "triton")
+    lines += [f"| {name} | {' | '.join(versions[name] for versions in sets)} |" for name in names]
+    return "\n".join(lines) + "\n"
+
+
 def _first_line(thing: Any) -> str:
     return (inspect.getdoc(thing) or "").partition("\n")[0]
 
@@ -92,6 +111,7 @@ PARTS: Mapping[Path, tuple[str, str, str]] = {
     DOCS / "text.md": ("<!-- rules: begin -->\n", "<!-- rules: end -->\n", rule_table()),
     DOCS / "thinking.md": ("<!-- strategies: begin -->\n", "<!-- strategies: end -->\n", thinking_table()),
     DOCS / "serve.md": ("<!-- endpoints: begin -->\n", "<!-- endpoints: end -->\n", endpoint_table()),
+    DOCS / "gpu.md": ("<!-- versions: begin -->\n", "<!-- versions: end -->\n", version_table()),
     ROOT / "zoo" / "pyproject.toml": (
         "exclude = [\n",
         "]\n",

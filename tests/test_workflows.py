@@ -65,6 +65,12 @@ def test_targets_of_make_exist() -> None:
     assert called == {"lint", "test"} <= targets
 
 
+def test_every_other_set_of_versions_is_tested_by_one_job() -> None:
+    rows = jobs("ci.yml")["versions"]["strategy"]["matrix"]["include"]
+    assert {row["set"]: row["python"] for row in rows} == {"oldest": pythons()[0], "newest": pythons()[-1]}
+    assert all((ROOT / f"constraints-{row['set']}.txt").is_file() for row in rows)
+
+
 def test_commands_parse() -> None:
     commands = [words[1:] for file in FILES for words in lines(file) if words[0] == "partsong"]
     options = [parse(command) for command in commands]

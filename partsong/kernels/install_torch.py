@@ -74,8 +74,8 @@ def _registry() -> Any:
         hasattr(registry, f"{name}_flash_attention_impl") for name in functions
     ):
         raise UnsupportedError(
-            f"torch {torch.__version__} has no registry of flash attention implementations that could be undone; "
-            "install(torch_sdpa=True) knows that of 2.13"
+            f"install(torch_sdpa=True) knows the registry of torch 2.13, found {torch.__version__}: "
+            "the installed version has no registry of flash attention implementations that could be undone"
         )
     return registry
 

@@ -34,7 +34,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """flex_attention without tracing its rules first, which takes most of a second each."""
     # Not an attribute of torch.nn.attention.flex_attention by that path: the package exports a function of this name.
     module = importlib.import_module("torch.nn.attention.flex_attention")
-    monkeypatch.setattr(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    monkeypatch.setattr(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
 
 
 def ids(*shape: int, low: int = 0, high: int = 3, seed: int = 0) -> torch.Tensor:

@@ -181,7 +181,7 @@ class TorchShards:
 
     def _follow_casts(self) -> None:
         """Drops the room for whole weights where the shares were cast or moved: torch keeps it from the first call."""
-        for group in (group for unit in self.units for group in fully_shard.state(unit)._fsdp_param_groups):
+        for group in (group for unit in self.units for group in _groups(fully_shard.state(unit))):
             for weight in group.fsdp_params:
                 room, share = weight.all_gather_outputs[:1], weight.sharded_param
                 if room and (room[0].dtype, room[0].device) != (share.dtype, share.device):
@@ -278,12 +278,19 @@ def _put_on(module: nn.Module, mesh: DeviceMesh, whole: set[nn.Parameter]) -> An
     return sharded
 
 
+def _groups(state: Any) -> list[Any]:
+    """Lists the groups of weights of a module; torch 2.9 knows one at most."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
 def _take_off(module: nn.Module) -> None:
     """Takes `fully_shard` off one module, also where putting it on has failed halfway."""
     state: Any = fully_shard.state(module) if STATE_KEY in vars(module) else None
     if state is not None:
         handles = [getattr(state, name, None) for name in ("_pre_forward_hook_handle", "_post_forward_hook_handle")]
-        for group in state._fsdp_param_groups:
+        for group in _groups(state):
             handles += group._module_to_pre_save_state_dict_hook_handle.values()
             handles += group._module_to_pre_load_state_dict_hook_handle.values()
             handles += [weight._post_load_hook_handle for weight in group.fsdp_params]
@@ -292,7 +299,7 @@ def _take_off(module: nn.Module) -> None:
                 handle.remove()
     if isinstance(module, FSDPModule):
         kind: Any = type(module)
-        module.__class__ = kind.__mro__[kind._orig_cls_mro_index]
+        module.__class__ = kind.__mro__[getattr(kind, "_orig_cls_mro_index", 2)]  # older torch has no other places
     for key in (STATE_KEY, REGISTRY_KEY):
         vars(module).pop(key, None)
     _composable_state._module_state_mapping.pop(module, None)

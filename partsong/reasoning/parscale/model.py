@@ -17,8 +17,9 @@ from types import TracebackType
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.knobs import Count, check_value
@@ -65,6 +66,11 @@ class ParScale:
         if any(isinstance(getattr(x, "__self__", None), ParScale) for x in self._decoder._forward_hooks.values()):
             raise UnsupportedError(
                 "this model has ParScale attached; undo() that first, or give it all weights at once"
+            )
+        if weights and not hasattr(Cache, "get_query_offset"):
+            raise UnsupportedError(
+                f"ParScale with weights needs transformers 5.14 or newer, found {transformers.__version__}: "
+                "the installed version has no Cache.get_query_offset, by which masks see a prefix"
             )
         self.weights: dict[int, StreamWeights] = {}
         for one in weights:

@@ -96,6 +96,8 @@ class _Layer(CacheLayerMixin):
         """Returns the slots of a row."""
         return self.room
 
+    get_max_cache_shape = get_max_length  # what transformers before 5.13 calls it
+
 
 class GrowingKeys(Cache):
     """Holds the keys and values of texts; a transformers attention module writes and reads it as it would any cache.

@@ -116,6 +116,8 @@ class SlotLayer(CacheLayerMixin):
         """Returns the slots of a row."""
         return self.slots
 
+    get_max_cache_shape = get_max_length  # what transformers before 5.13 calls it
+
 
 class SlotKeyStore(Cache):
     """Holds the keys and values of `rows` texts of `slots` positions, with one scratch slot more.
