@@ -14,7 +14,7 @@ from importlib.metadata import version
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
-__all__ = ["WORDS", "NotThere", "demand", "fill_in", "older", "there"]
+__all__ = ["WORDS", "NotThere", "demand", "fill_in", "older", "or_reason", "there"]
 
 T = TypeVar("T")
 #: The versions from which on every class that the tests name is there.
@@ -105,6 +105,14 @@ def demand(kind: Any) -> None:
     """Raises `NotThere` for a placeholder."""
     if isinstance(kind, _Placeholder):
         kind()
+
+
+def or_reason(make: Callable[[], T]) -> T | str:
+    """Returns what `make` does, or which class it lacks: for one case among many of a rank."""
+    try:
+        return make()
+    except NotThere as error:
+        return str(error)
 
 
 def there(rows: Mapping[str, T], make: Callable[[T], Any]) -> dict[str, T]:

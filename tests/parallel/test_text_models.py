@@ -100,6 +100,7 @@ def test_adapters_on_layers_and_encoders_are_shared_out_too() -> None:
 def test_an_encoder_and_a_decoder_have_their_shares_in_common() -> None:
     for rank in results(2, QUICK):
         case = rank["in two stacks"]
+        assert isinstance(case, dict), case
         assert case["error"] <= 1e-6 and case["after"] == 0.0  # norms and routers are of single precision
         assert case["same"] and case["sent"] == case["predicted"]
         assert case["share"] <= 0.6

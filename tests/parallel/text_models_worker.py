@@ -19,6 +19,7 @@ from partsong.parallel.token_experts.placement import measure_placement
 from partsong.samplers.text import SpeculativeDecoder, decode, load_text_model
 from partsong.samplers.text.causal import speculator_of
 from partsong.samplers.text.runner import StockTextModel
+from tests.newer_names import or_reason
 from tests.parallel.ranks import error, gathered, refusal
 from tests.tiny_models.diffusion_gemma import CANVAS, diffusion_gemma
 from tests.tiny_models.text import causal_model
@@ -276,7 +277,9 @@ def refusals(mesh: Mesh) -> dict[str, str]:
         "no plan": refusal(lambda: parallelize(causal_model("gpt2"), wide, mesh=mesh)),
         "another strategy": refusal(lambda: parallelize(llama, Ulysses(), mesh=Mesh(ulysses=mesh.world_size))),
         "other tokens": refusal(differs),
-        "two stacks": refusal(lambda: parallelize(diffusion_gemma(), ShardedWeights(), mesh=sharded)),
+        "two stacks": or_reason(
+            lambda: refusal(lambda: parallelize(diffusion_gemma(), ShardedWeights(), mesh=sharded))
+        ),
         "no plan for stages": refusal(lambda: parallelize(model_of("olmoe"), LayerPipeline(), mesh=staged)),
         "too few layers": refusal(
             lambda: parallelize(causal_model("llama", num_hidden_layers=1), LayerPipeline(), mesh=staged)
@@ -342,6 +345,6 @@ def run(nproc: int, families: list[str], names: list[str], folder: str) -> list[
     with Mesh(tensor=nproc) as mesh:
         if nproc == 2:
             found["others"] = others(mesh)
-            found["in two stacks"] = in_two_stacks(mesh)
+            found["in two stacks"] = or_reason(lambda: in_two_stacks(mesh))
         found["refused"] = refusals(mesh)
         return gathered(found)
