@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import tyro
+from diffusers import SkyReelsV2Transformer3DModel
 
 from benchmarks.filing import file_result, markdown_table, result_path
 from benchmarks.video.zoo_study import Case, study
@@ -26,6 +27,8 @@ from partsong.samplers import stream
 
 #: Reads a past that is at its own noise level, and one that reads clean blocks.
 NOISY, CLEAN = "motion-causal", "motion-clean"
+#: Pixels of a side with random weights.
+WIDE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,8 @@ class Config:
     """Ranks beside one, one thread each."""
     rounds: int = 5
     """Videos on each number of ranks, by turns; 0 measures no times."""
+    wide: bool = False
+    """Whether times are of random weights in a wider transformer, on larger frames: exchanges weigh less there."""
     seed: int = 1
     """Seed of captions and noise."""
 
@@ -58,17 +63,20 @@ def main(config: Config) -> None:
     cases = [Case(model=NOISY, strategy=TimestepPipeline())]
     cases += [Case(model=CLEAN, strategy=CascadePipeline(depth=depth)) for depth in config.depths]
     rows: list[dict[str, Any]] = [{"case": case.name} for case in cases]
+    if config.wide:
+        note += f" Times are of random weights of twice the width, eight layers, at {WIDE} x {WIDE} pixels."
     if config.captions:
         knobs = {"frames": config.frames, "num_captions": config.captions, "seed": config.seed}
         found, _ = study(cases, nproc=1, **knobs)
         rows = [row | scores for row, scores in zip(rows, found, strict=True)]
     if config.rounds:
-        seconds = launch(_times, config.nproc, tuple(cases), config.nproc, config.frames, config.rounds)
+        knobs = (config.nproc, config.frames, config.rounds, config.wide)
+        seconds = launch(_times, config.nproc, tuple(cases), *knobs)
         rows = [row | times for row, times in zip(rows, seconds, strict=True)]
     file_result(config.out, __file__, rows, "Block cascading on the zoo's causal models", note, _table(rows))
 
 
-def _times(cases: tuple[Case, ...], nproc: int, frames: int, rounds: int) -> list[dict[str, Any]]:
+def _times(cases: tuple[Case, ...], nproc: int, frames: int, rounds: int, wide: bool) -> list[dict[str, Any]]:
     """Times every strategy on one rank and on all, by turns."""
     quiet_libraries()
     torch.set_num_threads(1)
@@ -77,12 +85,15 @@ def _times(cases: tuple[Case, ...], nproc: int, frames: int, rounds: int) -> lis
         for case in cases:
             pipe: Any = zoo.load(case.model)
             pipe.set_progress_bar_config(disable=True)
+            size = {"height": WIDE, "width": WIDE} if wide else {}
+            if wide:
+                pipe.register_modules(transformer=_wider(pipe.transformer))
             alone: list[float] = []
             together: list[float] = []
             for number in range(rounds + 1):
-                first = _per_block(pipe, case, mesh.alone(), frames) if mesh.is_main else 0.0
+                first = _per_block(pipe, case, mesh.alone(), frames, **size) if mesh.is_main else 0.0
                 gather(mesh, [0.0], "wait for one rank")
-                second = _per_block(pipe, case, mesh, frames)
+                second = _per_block(pipe, case, mesh, frames, **size)
                 gather(mesh, [0.0], "end of a round")
                 if number:  # the first one warms up
                     alone, together = [*alone, first], [*together, second]
@@ -92,12 +103,19 @@ def _times(cases: tuple[Case, ...], nproc: int, frames: int, rounds: int) -> lis
     return rows
 
 
-def _per_block(pipe: Any, case: Case, mesh: Mesh, frames: int) -> float:
+def _wider(transformer: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"num_attention_heads": 12, "ffn_dim": 1536, "num_layers": 8}
+    return SkyReelsV2Transformer3DModel(**{**transformer.config, **sizes}).eval()
+
+
+def _per_block(pipe: Any, case: Case, mesh: Mesh, frames: int, **size: int) -> float:
     assert case.strategy is not None
     named = {
         **zoo.MODELS[case.model].defaults,
         "num_frames": frames,
         "prompt": "a big red circle bounces left and right",
+        **size,
     }
     draw = torch.Generator().manual_seed(0)
     with parallelize(pipe, case.strategy, mesh=mesh) as plan:
