@@ -25,26 +25,17 @@ from partsong_zoo.motion.attention import lookback_blocks
 from partsong_zoo.motion.clean_context import WINDOW, cascaded_clip, draw_cascade, seen_blocks, slot_velocity
 from partsong_zoo.motion.distillation import few_step_sigmas
 from partsong_zoo.motion.model import TEXT_LENGTH, build_pipeline, build_vae, token_ids
-from partsong_zoo.motion.training import Animator
 from partsong_zoo.motion.world import generator
 from partsong_zoo.training.common import World
 from tests.recipe_module import assert_refused_before_any_work, loaded
+from tests.zoo.test_train_motion import random_animator
 
 CAPTION = "a red circle moves right"
 
 
-def random_animator(block: int = 4) -> Animator:
-    """An animator without the zeros it starts with."""
-    torch.manual_seed(0)
-    model = Animator(1, 2, block)
-    for weight in model.parameters():
-        torch.nn.init.normal_(weight, std=0.1)
-    return model.requires_grad_(False)
-
-
 def test_lookback_hides_what_lies_further_back() -> None:
     assert lookback_blocks(3, 1).tolist() == [[True, False, False], [True, True, False], [False, True, True]]
-    model, ids = random_animator(), token_ids([CAPTION])
+    model, ids = random_animator(4), token_ids([CAPTION])
     noisy, sigma, nulls = torch.randn(1, 4, 12, 8, 8), torch.tensor([0.5]), torch.tensor([18])
     changed = torch.cat([noisy[:, :, :4] + 1, noisy[:, :, 4:]], dim=2)
 
@@ -76,7 +67,7 @@ def test_blocks_see_what_the_cascade_shows_them(depth: int) -> None:
 
 
 def test_the_student_computes_what_the_cascade_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_animator()
+    model = random_animator(4)
     pipe: Any = build_pipeline(model, build_vae(8))
     pipe.set_progress_bar_config(disable=True)
     knobs: dict[str, Any] = {"height": 32, "width": 32, "num_frames": 31, "max_sequence_length": TEXT_LENGTH}
@@ -133,7 +124,7 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
 
 
 def test_only_estimates_of_blocks_in_flight_have_a_gradient() -> None:
-    model = random_animator().requires_grad_(True)
+    model = random_animator(4).requires_grad_(True)
     cascade, noise = Cascade(blocks=3, steps=4, depth=2, ranks=1), torch.randn(1, 4, 12, 8, 8)
     for number in range(cascade.lag, cascade.slots):
         done = 4 * (min(block for block, step in cascade.slot(number).steps.items() if step < 4))
