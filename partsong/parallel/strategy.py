@@ -102,6 +102,8 @@ class Strategy:
     expects_calls: ClassVar[bool] = False
     #: Whether its ranks hold runs of blocks, so that it needs all blocks to be traced.
     cuts_blocks: ClassVar[bool] = False
+    #: Whether every layer returns what it would without it, so that it runs beside any strategy without a loop.
+    keeps_layers: ClassVar[bool] = False
     #: Whether inputs and weights get the gradients of one rank, where every rank computes the same loss.
     passes_gradients: ClassVar[bool] = False
     # Not annotated, so these are not fields: strategies with an axis or a warm-up make them knobs.
@@ -293,11 +295,15 @@ def check_strategies(strategies: Sequence[Strategy]) -> dict[str, int | None]:
                 raise UnsupportedError(f"{name} and {owner[axis]} both use the mesh axis {axis!r}; drop one of them")
             owner[axis], asked[axis] = name, degree
         others = [other for other in strategies if other is not strategy and other.denoises]
-        clashing = [type(other).__name__ for other in others if not strategy.composes(other)]
+        clashing = [type(other).__name__ for other in others if not _compose(strategy, other)]
         if clashing:
             why = "has a loop of its own and " if strategy.has_loop else ""
             raise UnsupportedError(f"{name} {why}does not compose with {' and '.join(clashing)} yet; drop one")
     return asked
+
+
+def _compose(strategy: Strategy, other: Strategy) -> bool:
+    return strategy.composes(other) or (other.keeps_layers and not strategy.has_loop)
 
 
 def _fill(degrees: dict[str, int], open_ones: list[Strategy], world_size: int) -> None:

@@ -10,6 +10,7 @@ from partsong.knobs import kebab, parse_knobs
 from partsong.parallel.cfg_parallel import CfgParallel as CfgParallel
 from partsong.parallel.clip.strategy import ClipParallel as ClipParallel
 from partsong.parallel.context_parallel import ContextParallel as ContextParallel
+from partsong.parallel.cross_attention_cache import CrossAttentionCache as CrossAttentionCache
 from partsong.parallel.data_parallel import DataParallel as DataParallel
 from partsong.parallel.dynamic_sequence import DynamicSequence as DynamicSequence
 from partsong.parallel.encode_once import EncodeOnce as EncodeOnce
@@ -102,6 +103,7 @@ BUILT_IN = (
     StrategyRow(ParallelVae),
     StrategyRow(EncodeOnce),
     StrategyRow(StepCache),
+    StrategyRow(CrossAttentionCache),
 )
 
 

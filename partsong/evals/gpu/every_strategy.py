@@ -20,6 +20,7 @@ from partsong.parallel.ranks.collectives import agree
 from partsong.samplers import generate
 from partsong.samplers.registry import (
     CfgParallel,
+    CrossAttentionCache,
     DataParallel,
     DisplacedPatch,
     DraftedSteps,
@@ -63,6 +64,7 @@ MIXES: dict[str, tuple[Strategy, ...]] = {
     "DraftedSteps": (DraftedSteps(warmup_steps=STEPS),),
     "ParallelVae": (Ulysses(), ParallelVae()),
     "StepCache": (Ulysses(), StepCache(threshold=0.0)),
+    "CrossAttentionCache": (Ulysses(), CrossAttentionCache()),
 }
 #: Largest difference from one rank, by type: sums come in another order, and bfloat16 rounds what that changes.
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 6e-2}

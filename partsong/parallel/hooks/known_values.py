@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-__all__ = ["KnownValues", "same_values"]
+__all__ = ["KnownValues", "place_of", "same_values"]
 
 Fact = TypeVar("Fact")
 
@@ -29,7 +29,7 @@ class KnownValues:
 
     def of(self, look: Callable[..., Fact], *tensors: Tensor, key: Hashable = None) -> Fact:
         """Returns `look(*tensors)`, which depends on nothing but their values and `key`."""
-        places = tuple(map(_place, tensors))
+        places = tuple(map(place_of, tensors))
         if None in places:
             return look(*tensors)
         if (places, key) not in self._facts:
@@ -38,7 +38,7 @@ class KnownValues:
 
     def put(self, fact: object, *tensors: Tensor, key: Hashable = None) -> None:
         """Remembers a fact that was computed elsewhere, such as the facts of many tensors computed in one pass."""
-        places = tuple(map(_place, tensors))
+        places = tuple(map(place_of, tensors))
         if None in places:
             return
         self._facts[places, key] = tensors, fact
@@ -56,11 +56,11 @@ def same_values(one: Tensor, other: Tensor) -> bool | None:
         return True
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    place = _place(one)
-    return True if place is not None and place == _place(other) else None
+    place = place_of(one)
+    return True if place is not None and place == place_of(other) else None
 
 
-def _place(tensor: Tensor) -> Hashable:
+def place_of(tensor: Tensor) -> Hashable:
     """Returns a key for a tensor's memory and version; None where it has none."""
     if tensor.is_inference() or tensor.is_meta or tensor.is_sparse:
         return None
