@@ -21,7 +21,7 @@ def plan(options: Planning) -> dict[str, Any]:
     """Predicts every legal mix of strategies and returns rows, best first."""
     refuse_torchrun("partsong plan runs in one process")
     from partsong.jobs.planning import paste, subject_for, text_model_for
-    from partsong.planner.recommend import advise
+    from partsong.planner.recommend import advise_number
 
     start = time.perf_counter()
     if options.model is None:
@@ -35,12 +35,13 @@ def plan(options: Planning) -> dict[str, Any]:
     machine, source = _machine(options)
     subject, name = subject_for(options.model)
     asked = {key: getattr(options, key) for key in ("height", "width", "frames", "steps", "batch", "max_drift")}
-    advice = advise(subject, machine, **asked, processes=usable_cores())
+    advice = advise_number(subject, machine, **asked, processes=usable_cores())
     if options.plot is not None:
         from partsong.planner.plot import draw
 
         draw(subject, machine, Path(options.plot), **asked)
     return _result(options, machine, source, start, advice, advice.choice.strategy) | {
+        "nproc": advice.machine.ranks,
         "rows": [_row(row) for row in advice.rows],
         "paste": paste(name, advice, subject, **asked),
     }

@@ -44,12 +44,12 @@ def overview(options: Planning, machine: Any, source: str) -> dict[str, Any]:
 
 def _row(name: str, options: Planning, machine: Any) -> dict[str, Any]:
     from partsong.planner.models import subject_named
-    from partsong.planner.recommend import advise
+    from partsong.planner.recommend import advise_number
 
     subject = subject_named(name)
     row: dict[str, Any] = {"model": name, "steps": subject.steps, "fits": True, "reason": ""}
     try:
-        advice = advise(
+        advice = advise_number(
             subject, machine, batch=options.batch, max_drift=options.max_drift, processes=usable_cores()
         )  # fmt: skip
     except ArgumentError as error:
@@ -57,6 +57,7 @@ def _row(name: str, options: Planning, machine: Any) -> dict[str, Any]:
     best = advice.choice
     return row | {
         "strategy": best.strategy,
+        "idle": advice.idle,
         "seconds": best.seconds,
         "serial_seconds": advice.serial.seconds,
         "serial_fits": advice.fits_serial,
@@ -72,9 +73,10 @@ def overview_summary(result: dict[str, Any]) -> str:
         if not row["fits"]:
             lines.append((row["model"], "-", "-", "-", "does not fit"))
             continue
+        mix = row["strategy"] + (f" ({row['idle']} devices idle)" if row["idle"] else "")
         alone = f"{row['serial_seconds']:.3g}" if row["serial_fits"] else "does not fit"
         lines.append(
-            (row["model"], f"{row['seconds']:.3g}", alone, f"{row['memory_mb'] / 1e3:.1f}", row["strategy"])
+            (row["model"], f"{row['seconds']:.3g}", alone, f"{row['memory_mb'] / 1e3:.1f}", mix)
         )  # fmt: skip
     shown = table([{str(place): text for place, text in enumerate(line)} for line in lines])
     fitting = sum(row["fits"] for row in result["rows"])

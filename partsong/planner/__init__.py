@@ -7,7 +7,7 @@ from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.machines import machine_named
 from partsong.planner.models import MODELS, subject_named
 from partsong.planner.pipeline import subject_of
-from partsong.planner.recommend import advise, recommend
+from partsong.planner.recommend import advise, advise_number, recommend
 from partsong.planner.subject import Subject
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Refusal",
     "Subject",
     "advise",
+    "advise_number",
     "machine_named",
     "recommend",
     "subject_named",

@@ -42,6 +42,7 @@ class Advice:
         serial: the estimate of one device, whether it fits or not.
         machine: what was planned for.
         fits_serial: whether one device holds the model.
+        idle: devices that there are besides, with which it would take no less.
     """
 
     rows: tuple[Estimate, ...]
@@ -49,6 +50,7 @@ class Advice:
     serial: Estimate
     machine: Machine
     fits_serial: bool
+    idle: int = 0
 
     @property
     def choice(self) -> Estimate:
@@ -64,7 +66,8 @@ class Advice:
         if not best.strategies:
             return f"One device is as fast as any mix here, or nearly: {best.seconds:.3g} s ({best.reason})."
         beside = f"{against:.2f}x as fast as one device" if self.fits_serial else "which one device cannot hold"
-        return f"{best.strategy} takes {best.seconds:.3g} s, {beside}: {best.reason}."
+        fewer = f" The other {self.idle} devices would not make it faster." if self.idle else ""
+        return f"{best.strategy} takes {best.seconds:.3g} s, {beside}: {best.reason}.{fewer}"
 
 
 def choose(

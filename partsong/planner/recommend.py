@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from partsong.errors import ArgumentError
 from partsong.parallel.strategy import Strategy
-from partsong.planner.choice import Advice, choose
+from partsong.planner.choice import CLEAR, Advice, choose
 from partsong.planner.estimate import Estimate
 from partsong.planner.estimates import estimates, offloaded_estimates
 from partsong.planner.hardware import Device, Link, Machine
@@ -18,7 +20,7 @@ from partsong.planner.pipeline import subject_of
 from partsong.planner.steps import Tracer
 from partsong.planner.subject import Subject
 
-__all__ = ["advise", "recommend"]
+__all__ = ["advise", "advise_number", "recommend"]
 
 
 def recommend(
@@ -115,3 +117,33 @@ def advise(
     if only is None and not machine.device.host and not is_held:
         others += offloaded_estimates(tracer, rows, machine, steps, processes)
     return choose(subject, machine, steps, serial, others, max_drift)
+
+
+def advise_number(subject: Subject, machine: Machine, **asked: Any) -> Advice:
+    """Compares mixes for a model, and takes fewer devices where these are faster.
+
+    Half of the devices are tried where all of them bring no more than half of their number, and so on.
+
+    Args:
+        subject: the model.
+        machine: the devices and their links.
+        **asked: the same as of `advise`.
+
+    Returns:
+        The advice for the number of devices that it is best for; `Advice.idle` is the number of the others.
+
+    Raises:
+        ArgumentError: a size that the model cannot make, or nothing that fits on all devices; says what would.
+    """
+    best = advise(subject, machine, **asked)
+    part = machine
+    while part.ranks > 2 and part.ranks % 2 == 0 and 2 * best.serial.seconds <= part.ranks * best.choice.seconds:
+        half = part.ranks // 2
+        part = replace(part, ranks=half, per_node=min(half, part.per_node))
+        try:
+            fewer = advise(subject, part, **asked)
+        except ArgumentError:  # the model does not fit so few
+            break
+        if fewer.choice.seconds < best.choice.seconds / CLEAR:
+            best = replace(fewer, idle=machine.ranks - half)
+    return best

@@ -10,7 +10,7 @@ from typing import Any
 from partsong.errors import ArgumentError
 from partsong.jobs.planning import paste
 from partsong.planner import MODELS as PUBLISHED
-from partsong.planner import Machine, advise, machine_named, subject_named
+from partsong.planner import Machine, advise_number, machine_named, subject_named
 from partsong.planner.calls import Size
 from partsong.planner.steps import Tracer
 
@@ -44,10 +44,10 @@ HEAD = """\
 Which line to paste for ten public models on six machines, **predicted** by `partsong plan` from public figures of the
 devices, at each model's own size and steps. Nothing here was timed on a GPU; [choosing](choosing.md) says how far
 predictions were off elsewhere. Seconds are of a whole generation, memory of the fullest rank. All lines are exact: the
-picture differs from that of one GPU by rounding only. Where a line has `offload-weights`, nothing else fits: each rank
-keeps the model's weights in the host's memory, which `partsong plan` adds up. For other cards, sizes and models ask
-`partsong plan`, or `partsong plan --gpus 2x3090` for all published models at once. `python -m tests.planner.table`
-writes this page.
+picture differs from that of one GPU by rounding only. A line takes fewer cards where these are faster. Where it has
+`offload-weights`, nothing else fits: each rank keeps the model's weights in the host's memory, which `partsong plan`
+adds up. For other cards, sizes and models ask `partsong plan`, or `partsong plan --gpus 2x3090` for all published
+models at once. `python -m tests.planner.table` writes this page.
 """
 
 
@@ -60,7 +60,7 @@ def plans(models: tuple[str, ...] = MODELS, titles: tuple[str, ...] = tuple(MACH
         for title in titles:
             machine, _ = MACHINES[title]
             try:
-                advice = advise(subject, machine, tracer=tracer)
+                advice = advise_number(subject, machine, tracer=tracer)
             except ArgumentError:
                 yield f"{name}, {title}", None
                 continue
@@ -91,7 +91,7 @@ def page(cells: Mapping[str, Any]) -> str:
         ]
         parts.append(f"\nDoes not fit: {', '.join(left_out)}.\n" if left_out else "")
         if "--per-node" in asked:
-            parts.append("\nStart the same line on both boxes, with the address of the first in it.\n")
+            parts.append("\nA line with torchrun is started on both boxes, with the address of the first in it.\n")
         parts.append("\n```\n" + "".join(f"{row['line']}\n" for _, row in fitting) + "```\n")
     return "".join(parts)
 

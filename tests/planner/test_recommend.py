@@ -11,7 +11,7 @@ import torch
 from partsong import CfgParallel, DraftedSteps, OffloadWeights, PatchPipeline, Ring, SyncPatch, Ulysses
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.parallel import mesh_for
-from partsong.planner import advise, machine_named, recommend, subject_named, subject_of
+from partsong.planner import advise, advise_number, machine_named, recommend, subject_named, subject_of
 from partsong.planner.calls import Size
 from partsong.planner.clock import clock_steps
 from partsong.planner.mixes import mixes_for
@@ -50,6 +50,22 @@ def test_weights_wait_in_the_host_where_nothing_else_fits() -> None:
 def test_several_processes_come_to_the_same_plan() -> None:
     asked = subject_named("pixart-sigma"), machine_named("2xh100", "pcie4")
     assert advise(*asked, **SMALL, processes=2) == advise(*asked, **SMALL)
+
+
+def test_devices_that_would_not_make_it_faster_stay_idle() -> None:
+    subject, machine = subject_named("sdxl"), machine_named("4xh100", "nvlink")
+    by_number = {number: advise(subject, machine_named(f"{number}xh100", "nvlink")) for number in (2, 4)}
+    assert by_number[2].choice.seconds * 1.1 < by_number[4].choice.seconds  # else another model has to be tried
+    advice = advise_number(subject, machine)
+    assert (advice.machine.ranks, advice.idle, advice.rows) == (2, 2, by_number[2].rows)
+    assert "The other 2 devices would not make it faster" in advice.sentence
+
+
+def test_all_devices_are_taken_where_they_are_faster() -> None:
+    subject, machine = subject_named("flux-dev"), machine_named("4xh100", "nvlink")
+    advice = advise_number(subject, machine)
+    assert (advice.machine, advice.idle) == (machine, 0)
+    assert "would not make it faster" not in advice.sentence
 
 
 @pytest.mark.parametrize("link", ["nvlink", "1gbit"])
