@@ -98,7 +98,7 @@ def test_a_server_on_a_machine_that_was_not_measured_does_not_load_the_planner(
     body = f"""
 from partsong.jobs.pipeline_source import find_pipeline
 from partsong.jobs.usual_strategy import usual_strategy
-chosen, why = usual_strategy(find_pipeline("shapes"), 2)
+chosen, _, why = usual_strategy(find_pipeline("shapes"), 2)
 assert chosen == ("ulysses",), chosen
 assert why.endswith({str(planner.value)!r}), why
 """

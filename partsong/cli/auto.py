@@ -37,10 +37,11 @@ def settle_auto(options: _Options, **size: Any) -> tuple[_Options, str | None]:
         raise ArgumentError("--strategy auto chooses all strategies; leave the others out")
     if under_torchrun():
         raise ArgumentError("--strategy auto starts its own ranks; under torchrun give what partsong plan prints")
-    nproc = num_ranks(options.nproc)
     from partsong.jobs.pipeline_source import find_pipeline
     from partsong.jobs.usual_strategy import usual_strategy
 
     asked = {"height": options.height, "width": options.width, "steps": options.steps, **size}
-    chosen, sentence = usual_strategy(find_pipeline(options.model), nproc, **asked)
-    return replace(options, strategy=chosen, nproc=nproc if chosen else 1), sentence
+    chosen, ranks, sentence = usual_strategy(
+        find_pipeline(options.model), num_ranks(options.nproc), fewer=True, **asked
+    )
+    return replace(options, strategy=chosen, nproc=ranks), sentence

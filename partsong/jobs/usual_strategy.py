@@ -12,29 +12,34 @@ from partsong.jobs.pipeline_source import PipelineSource
 __all__ = ["usual_size", "usual_strategy"]
 
 
-def usual_strategy(source: PipelineSource, nproc: int, **asked: Any) -> tuple[tuple[str, ...], str]:
-    """Returns what the planner recommends on this machine, or a usual choice where it was not measured; and why.
+def usual_strategy(
+    source: PipelineSource, nproc: int, *, fewer: bool = False, **asked: Any
+) -> tuple[tuple[str, ...], int, str]:
+    """Returns what the planner recommends on this machine, on how many ranks, and why; a usual choice if not measured.
 
     Args:
         source: the model.
         nproc: number of ranks.
+        fewer: whether to take fewer ranks where these are faster.
         **asked: sizes, steps and batch to plan for, as `advise` takes them; None where the model's own counts.
     """
     if nproc == 1:
-        return (), "one rank has nobody to share with"
+        return (), 1, "one rank has nobody to share with"
     usual = "ulysses, which is exact and suits most models"
     if not (any_calibration() or has_gpu_files()):  # the planner, which takes seconds to load, would find the same
-        return ("ulysses",), f"{usual}: {not_measured(nproc)}"
+        return ("ulysses",), nproc, f"{usual}: {not_measured(nproc)}"
     from partsong.jobs.planning import machine_here, subject_for
-    from partsong.planner.recommend import advise
+    from partsong.planner.recommend import advise, advise_number
 
     try:
         machine = machine_here(nproc)
     except ArgumentError as error:
-        return ("ulysses",), f"{usual}: {error}"
+        return ("ulysses",), nproc, f"{usual}: {error}"
     subject, _ = subject_for(str(source.folder))
-    advice = advise(subject, machine, **asked)
-    return (tuple(advice.choice.strategy.split()) if advice.choice.strategies else ()), advice.sentence
+    advice = (advise_number if fewer else advise)(subject, machine, **asked)
+    if not advice.choice.strategies:
+        return (), 1, advice.sentence
+    return tuple(advice.choice.strategy.split()), advice.machine.ranks, advice.sentence
 
 
 def usual_size(source: PipelineSource) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def picture_model(
     )
     chosen, advice = tuple(strategies), None
     if chosen in ((), ("auto",)):
-        chosen, advice = usual_strategy(source, nproc, **usual_size(source))
+        chosen, _, advice = usual_strategy(source, nproc, **usual_size(source))
     elif chosen == ("serial",):
         chosen = ()
     elif {"auto", "serial"} & set(chosen):

@@ -12,6 +12,7 @@ import pytest
 from partsong import CfgParallel, EncodeOnce, Ulysses
 from partsong.cli import parse
 from partsong.cli.auto import settle_auto
+from partsong.jobs import planning, usual_strategy
 from partsong.jobs.planning import paste, subject_for
 from partsong.parallel.ranks.launch import launch
 from partsong.planner import models
@@ -87,6 +88,16 @@ def test_a_machine_that_was_not_measured_takes_an_exact_strategy(
     options, sentence = settle_auto(parse(["image", "a red circle", "--nproc", "2", *asked]), batch=1)
     assert (options.strategy, options.nproc) == (("ulysses",), 2)
     assert sentence is not None and "partsong calibrate --nproc 2" in sentence
+
+
+def test_auto_starts_no_more_ranks_than_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_two = advise(models.subject_named("sdxl"), machine_named("2xh100", "nvlink"))
+    monkeypatch.setattr(usual_strategy, "any_calibration", lambda: True)
+    monkeypatch.setattr(planning, "machine_here", lambda ranks: machine_named(f"{ranks}xh100", "nvlink"))
+    monkeypatch.setattr(planning, "subject_for", lambda name: (models.subject_named("sdxl"), name))
+    options, sentence = settle_auto(parse(["image", "a red circle", "--nproc", "8", "--strategy", "auto"]), batch=1)
+    assert (options.strategy, options.nproc) == (tuple(on_two.choice.strategy.split()), 2)
+    assert sentence is not None and "The other 6 devices would not make it faster" in sentence
 
 
 def test_what_needs_no_choice_is_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,5 +85,5 @@ def _planned(model: PictureService) -> PictureService:
     if model.advice is None:
         return model
     source = find_pipeline(model.settings.zoo_name or str(model.settings.folder))
-    strategy, advice = usual_strategy(source, model.nproc, **usual_size(source))
+    strategy, _, advice = usual_strategy(source, model.nproc, **usual_size(source))
     return replace(model, strategy=strategy, advice=advice)
