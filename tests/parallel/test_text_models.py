@@ -145,7 +145,8 @@ def test_a_rank_reads_its_share_of_a_checkpoint(folders: dict[str, str]) -> None
     for rank in launch(worker.run_loaded, 2, folders):
         for name, case in rank.items():
             assert case["same"], name
-            if "sharded" not in name and "experts" not in name:
+            if "experts" not in name:
                 # Norms and routers are whole, and neither three heads of keys nor three layers divide.
                 assert case["share"] <= 0.67, name
+            if "sharded" not in name and "experts" not in name:
                 assert "each rank read its share of this" in case["undone"] and "load the model again" in case["undone"]

@@ -13,7 +13,7 @@ from partsong.errors import ArgumentError
 from partsong.parallel.loading.weight_files import WeightFiles
 from partsong.parallel.ranks.pieces import WeightPiece
 
-__all__ = ["can_fill", "empty_model", "fill_model"]
+__all__ = ["can_fill", "empty_model", "fill_model", "local_shape", "placed_like"]
 
 
 class Portions(Protocol):
@@ -75,15 +75,26 @@ def _lacking(part: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _put(part: nn.Module, name: str, before: Tensor, read: Tensor, full: str) -> None:
-    wanted = before.to_local().shape if isinstance(before, DTensor) else before.shape
+    wanted = local_shape(before)
     if read.shape != wanted:
         raise ArgumentError(
             f"weight {full} is {tuple(read.shape)} in the file, and {tuple(wanted)} by the model's configuration"
         )
-    if isinstance(before, DTensor):
-        placed = (before.device_mesh, before.placements)
-        read = DTensor.from_local(read, *placed, run_check=False, shape=before.shape, stride=before.stride())
+    read = placed_like(before, read)
     if isinstance(before, nn.Parameter):
         setattr(part, name, nn.Parameter(read, requires_grad=before.requires_grad))
     else:
         part._buffers[name] = read
+
+
+def local_shape(weight: Tensor) -> torch.Size:
+    """Returns the shape of what this rank holds of a weight."""
+    return weight.to_local().shape if isinstance(weight, DTensor) else weight.shape
+
+
+def placed_like(before: Tensor, read: Tensor) -> Tensor:
+    """Returns what was read as this rank's share, where a weight without values stands for one."""
+    if not isinstance(before, DTensor):
+        return read
+    placed = (before.device_mesh, before.placements)
+    return DTensor.from_local(read, *placed, run_check=False, shape=before.shape, stride=before.stride())

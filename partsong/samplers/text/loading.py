@@ -66,8 +66,7 @@ def load_text_model(
         dtype: that of the weights. Default: the checkpoint's.
         device: default: that of the mesh, or the CPU.
         strategies: `TensorParallel`, `ShardedWeights` or `LayerPipeline`, attached as by `parallelize`. Of a checkpoint
-            whose tensors have the names of their class a rank reads only its share; of a re-keyed one, too, except
-            under `ShardedWeights`.
+            a rank reads only its share.
         mesh: the ranks; None makes a mesh that the plan closes.
 
     Returns:
@@ -108,14 +107,14 @@ def load_text_model(
         setattr(rekeying.config, ADAPTER_FIELD, row.name if row.name in ADAPTERS else None)
         rekeying.config.mask_token_id = mask
         options["dtype"] = dtype or _stated_dtype(config)
-        module = load_rekeyed(folder, rekeying, **options, share=share if share.cuts_columns else None)
+        module = load_rekeyed(folder, rekeying, **options, share=share if share.reads_shares else None)
     return _with_plan(_wrap(module, row, mask, _end_tokens(module, family, mask, folder)), share.finished(module))
 
 
 def _stock(folder: Path, row: TextAdapter, share: TextShare, **options: Any) -> PreTrainedModel:
     """Loads a native class of transformers, this rank's share of it where its files can be read like that."""
     module = read_share(folder, share, **options) if share.reads_shares and row.keeps_keys else None
-    stacked = stacked_experts(folder) if module is None and share.cuts_columns and row.keeps_keys else None
+    stacked = stacked_experts(folder) if module is None and share.reads_shares and row.keeps_keys else None
     if stacked is not None:
         return load_rekeyed(folder, stacked, **options, share=share)
     return load_stock(folder, masked_lm=not row.keeps_keys, **options) if module is None else make_runnable(module)

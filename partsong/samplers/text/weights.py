@@ -15,6 +15,7 @@ import torch
 from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -25,6 +26,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from partsong.errors import ArgumentError, UnsupportedError
+from partsong.parallel.loading.fill import local_shape, placed_like
 from partsong.parallel.loading.text_share import TextShare
 from partsong.parallel.loading.weight_files import BYTES_UNTIL_CLOSED
 from partsong.parallel.ranks.pieces import WeightPiece
@@ -96,6 +98,7 @@ def load_rekeyed(
                 read, put = _read(whole, place, piece)
                 dtype = dtype or read.dtype
                 _put(module, put, read, dtype, target)
+    _put_nothing(module, dtype or torch.float32, target)
     module.tie_weights()
     # What the module computes by itself, such as rotary frequencies, was made on the CPU.
     nn.Module.to(module, target)
@@ -195,14 +198,25 @@ def _put(module: nn.Module, place: WeightPlace, tensor: Tensor, dtype: torch.dty
     if name in owner._buffers:
         owner._buffers[name] = tensor.to(device=device, dtype=owner.get_buffer(name).dtype, copy=True)
         return
-    if not place.index:
-        owner._parameters[name] = nn.Parameter(tensor.to(dtype), requires_grad=False)
-        return
     held = owner.get_parameter(name)
+    if not place.index:
+        owner._parameters[name] = nn.Parameter(placed_like(held, tensor.to(dtype)), requires_grad=False)
+        return
     if held.is_meta:
-        held = nn.Parameter(torch.empty(held.shape, dtype=dtype, device=device), requires_grad=False)
-        owner._parameters[name] = held
-    held.data[place.index] = tensor.to(dtype)
+        room = torch.empty(local_shape(held), dtype=dtype, device=device)
+        held = owner._parameters[name] = nn.Parameter(placed_like(held, room), requires_grad=False)
+    data: Any = held.data
+    data = data.to_local() if isinstance(data, DTensor) else data
+    data[place.index] = tensor.to(dtype)
+
+
+def _put_nothing(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Fills in the shares that have no rows on this rank."""
+    for part in module.modules():
+        for name, held in part.named_parameters(recurse=False):
+            if held.is_meta and isinstance(held, DTensor) and not held.to_local().numel():
+                nothing = torch.empty(local_shape(held), dtype=dtype, device=device)
+                part._parameters[name] = nn.Parameter(placed_like(held, nothing), requires_grad=False)
 
 
 def _piece_at(plan: TextPlan, module: nn.Module, target: str) -> WeightPiece | None:
