@@ -143,7 +143,7 @@ class ParScale:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Repeats a call's rows, and gives it the prefixes."""
-        call = {**dict(zip(self._names, args, strict=False)), **keywords}
+        call: dict[str, Any] = {**dict(zip(self._names, args, strict=False)), **keywords}
         cache = given_cache(call)
         own = isinstance(cache, ParScaleCache)
         num = cache.num_streams if own else self._num_streams
