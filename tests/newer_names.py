@@ -14,7 +14,7 @@ from importlib.metadata import version
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
-__all__ = ["WORDS", "NotThere", "demand", "fill_in", "older", "or_reason", "there"]
+__all__ = ["WORDS", "NotThere", "demand", "fill_in", "older", "or_reason", "theirs", "there"]
 
 T = TypeVar("T")
 #: The versions from which on every class that the tests name is there.
@@ -113,6 +113,16 @@ def or_reason(make: Callable[[], T]) -> T | str:
         return make()
     except NotThere as error:
         return str(error)
+
+
+def theirs(make: Callable[[], T]) -> T:
+    """Returns what `make` does without partsong: what an older library cannot do by itself is not there."""
+    try:
+        return make()
+    except Exception as error:
+        if older() and not isinstance(error, NotThere):
+            raise NotThere(f"{WORDS} what this needs: {type(error).__name__}: {error}") from error
+        raise
 
 
 def there(rows: Mapping[str, T], make: Callable[[T], Any]) -> dict[str, T]:

@@ -21,6 +21,7 @@ from partsong.samplers.text import RULES
 from partsong.serving.app import endpoints
 from tests.features.page import with_page
 from tests.support_page import support_part
+from tests.version_sets import SETS, pins
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -66,16 +67,6 @@ def endpoint_table() -> str:
     for how, answer in endpoints().items():
         lines.append(f"| {' or '.join(f'`{each}`' for each in how)} | {_first_line(answer).rstrip('.')} |")
     return "\n".join(lines) + "\n"
-
-
-#: Sets of versions that the tests run with, each with its file.
-SETS = {"oldest": "constraints-oldest.txt", "pinned": "constraints.txt", "newest": "constraints-newest.txt"}
-
-
-def pins(file: str) -> dict[str, str]:
-    """The version of each package in a file of constraints."""
-    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
 def version_table() -> str:

@@ -24,6 +24,7 @@ from tests.documents import LINK, PAGES, READ, ROOT, commands, examples, name, s
 from tests.results import TEMPLATE
 from tests.results import documents as results
 from tests.tables import documents as tables
+from tests.version_sets import skip_unless_pinned
 
 #: Words of a sentence that is hard to read, and the part of sentences that may be.
 LONG, MOST_LONG = 35, 0.02
@@ -50,6 +51,8 @@ def test_every_strategy_has_a_page() -> None:
 
 @pytest.mark.parametrize("path", tables(), ids=name)
 def test_tables_are_what_the_code_says(path: Path) -> None:
+    if path.name == "support.md":  # it counts the models of diffusers
+        skip_unless_pinned("diffusers")
     assert path.read_text(encoding="utf-8") == tables()[path], "run python -m tests.tables"
 
 

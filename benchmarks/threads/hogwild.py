@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.filing import file_result, markdown_table, result_path
+from partsong.parallel.text.cache_names import cache_name
 from partsong.reasoning import Message, Parameters, Request
 from partsong.reasoning.hogwild.attention import Feed, ViewStep, forward
 from partsong.reasoning.hogwild.cache import PAGE, BlockStore, CacheBlock
@@ -181,7 +182,7 @@ class Setting:
         cache = CopyCache(self.stock_copies)
         ids, places = torch.tensor([self.tokens[step], cache.positions])[:, :, None]
         mask = self.stock_copies.mask()
-        out = self.stock(input_ids=ids, position_ids=places, attention_mask=mask, past_key_values=cache)
+        out = self.stock(input_ids=ids, position_ids=places, attention_mask=mask, **{cache_name(self.stock): cache})
         return out.logits[:, -1]
 
 

@@ -13,6 +13,7 @@ from partsong.knobs import format_knobs
 from partsong.parallel.plan.live_bytes import LiveBytes
 from partsong.parallel.plan.predict_text import TextRun
 from partsong.parallel.strategy import Strategy
+from partsong.parallel.text.cache_names import cache_name, returned_cache
 from partsong.planner.choice import CLEAR, Refusal
 from partsong.planner.clock import replay
 from partsong.planner.hardware import Machine
@@ -189,7 +190,7 @@ def _traced(
             with LiveBytes(run.state.values()) as live:
                 recorder.begin_call()
                 with recorder:
-                    cache = run.call(input_ids=tokens, past_key_values=cache).past_key_values
+                    cache = returned_cache(run.call(input_ids=tokens, **{cache_name(model): cache}))
                 recorder.begin_call()
             before, kept = kept, sum(each.nbytes for layer in cache.layers for each in (layer.keys, layer.values))
             calls.append(CallTrace(recorder.calls[-1], recorder.calls[-1], 0, before + live.peak, weights, kept))

@@ -16,6 +16,7 @@ from partsong.ledger import Ledger
 from partsong.parallel import Mesh, mesh_for, parallelize
 from tests.features.features import FEATURES, Feature
 from tests.features.groups import GROUPS
+from tests.newer_names import NotThere, or_reason, theirs
 from tests.parallel.ranks import gathered
 from tests.pipelines.case import Through, denoisers, distance
 
@@ -54,8 +55,7 @@ def outcomes(nproc: int, cells: list[Cell]) -> dict[Cell, list[Outcome]]:
         for name in dict.fromkeys(name for name, _, _ in cells):
             twin = Twin(FEATURES[name])
             for cell in (cell for cell in cells if cell[0] == name):
-                is_alone = cell[1] == ALONE
-                outcome = Outcome("ran", (twin.moved,)) if is_alone else _outcome(twin, cell[1], cell[2] == "after")
+                outcome = _alone(twin) if cell[1] == ALONE else _outcome(twin, cell[1], cell[2] == "after")
                 results[cell] = gathered(outcome)
     return results
 
@@ -78,16 +78,31 @@ class Twin:
         return self.feature.case(has_it=False).run(self._pipe)
 
     @functools.cached_property
+    def _picture(self) -> list[Tensor] | str:
+        _ = self._plain if self.feature.shows else None
+
+        def with_it() -> list[Tensor]:
+            self.feature.put(self._pipe)
+            return self.feature.case().run(self._pipe)
+
+        return or_reason(lambda: theirs(with_it))
+
+    @property
     def picture(self) -> list[Tensor]:
         """The picture with the feature."""
-        _ = self._plain if self.feature.shows else None
-        self.feature.put(self._pipe)
-        return self.feature.case().run(self._pipe)
+        if isinstance(self._picture, str):
+            raise NotThere(self._picture)
+        return self._picture
 
     @property
     def moved(self) -> float:
         """How far the feature moves the picture."""
         return distance(self.picture, self._plain) if self.feature.shows else 0.0
+
+
+def _alone(twin: Twin) -> Outcome:
+    moved = or_reason(lambda: twin.moved)
+    return Outcome("foreign", text=moved) if isinstance(moved, str) else Outcome("ran", (moved,))
 
 
 def _outcome(twin: Twin, group: str, is_after: bool) -> Outcome:

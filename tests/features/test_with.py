@@ -97,8 +97,9 @@ def test_is_the_serial_twin_or_refused(cell: Cell) -> None:
 
 @pytest.mark.parametrize("name", SEEN)
 def test_the_feature_changes_the_picture(name: str) -> None:
-    moved = outcomes((name, worker.ALONE, ""))[0].errors[0]
-    assert (moved > 1e-6) == FEATURES[name].shows
+    alone = outcomes((name, worker.ALONE, ""))[0]
+    assert alone.kind == "ran", alone.text
+    assert (alone.errors[0] > 1e-6) == FEATURES[name].shows
 
 
 @pytest.mark.full

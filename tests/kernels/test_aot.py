@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from partsong.kernels.backends.gluon_attention import known_gluon
 from partsong.kernels.call import missing_triton
 from tests import covering
 from tests.kernels.aot import ARCHITECTURES, MODULES
@@ -57,13 +58,15 @@ def test_shared_memory_fits(rows: list[dict[str, Any]]) -> None:
 
 def test_the_copy_engine_loads_where_it_is_meant_to(rows: list[dict[str, Any]]) -> None:
     tried = {row["architecture"] for row in rows if row["wants_copy_engine"]}
-    assert tried == {90, 100, 120} if covering.FULL else len(tried) > 1
+    # Without --full a kernel is compiled for one architecture: there are two where the one in Gluon is known.
+    assert tried == {90, 100, 120} if covering.FULL else len(tried) == 1 + known_gluon()[0]
     assert all(bool(row["copy_engine"]) == row["wants_copy_engine"] for row in rows)
     # Two descriptors of 128 bytes, written by each program and overwritten for the next segment.
     assert {row["descriptor_bytes"] for row in rows if row["wants_copy_engine"] and not row["gluon"]} == {256}
     assert {row["descriptor_bytes"] for row in rows if not row["wants_copy_engine"]} == {0}
 
 
+@pytest.mark.skipif(not known_gluon()[0], reason=known_gluon()[1])
 def test_the_hopper_kernel_is_warp_specialised(rows: list[dict[str, Any]]) -> None:
     hopper = [row for row in rows if row["gluon"]]
     assert hopper

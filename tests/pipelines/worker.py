@@ -13,6 +13,7 @@ from partsong.errors import PartsongError
 from partsong.ledger import Ledger
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from partsong.parallel.adapters import adapter_for
+from tests.newer_names import or_reason, theirs
 from tests.parallel import equivalence_worker
 from tests.parallel.ranks import gathered, on_first
 from tests.pipelines.case import Case, denoisers, distance
@@ -68,10 +69,13 @@ def outcomes(nproc: int, pairs: list[Pair]) -> dict[Pair, list[Outcome]]:
 def _outcomes(nproc: int, pairs: list[Pair]) -> dict[Pair, list[Outcome]]:
     results: dict[Pair, list[Outcome]] = {}
     for name in dict.fromkeys(name for name, _ in pairs):
-        case = CASES[name]
+        case, strategies = CASES[name], [strategy for other, strategy in pairs if other == name]
         pipe = case.make()
-        alone = on_first(lambda: case.run(pipe))  # noqa: B023 - called at once
-        for strategy in (strategy for other, strategy in pairs if other == name):
+        alone = on_first(lambda: or_reason(lambda: theirs(lambda: case.run(pipe))))  # noqa: B023 - called at once
+        if isinstance(alone, str):
+            results |= {(name, each): [Outcome("foreign", text=alone)] * nproc for each in (*strategies, "alone")}
+            continue
+        for strategy in strategies:
             outcome = _outcome(case, pipe, alone, STRATEGIES[strategy], nproc)
             results[name, strategy] = gathered(replace(outcome, expected=_expected(case, pipe, strategy)))
         results[name, "alone"] = [on_first(lambda: Outcome("ran", error=distance(case.run(pipe), alone)))]  # noqa: B023

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ import torch
 from partsong import Ulysses
 from partsong.planner import MODELS, Subject, advise, machine_named, shipped_traces, steps, subject_named
 from partsong.planner.calls import Size
-from partsong.planner.shipped_traces import FOLDER, shipped_for, versions
+from partsong.planner.shipped_traces import FOLDER, shipped_for
 from partsong.planner.trace_data import TraceTable
 from tests.planner.shipped import RANKS, data_for
+from tests.planner.shipped_files import file_of, skip_other_versions
 
 #: Made anew in the default run, in one part of all ranks; the others in the full suite.
 QUICK = ("flux-schnell", "sd3.5-medium")
@@ -24,14 +24,8 @@ QUICK = ("flux-schnell", "sd3.5-medium")
 ONE = "flux-schnell"
 
 
-def file_of(name: str) -> dict[str, Any]:
-    return json.loads(lzma.decompress((FOLDER / f"{name}.json.xz").read_bytes()))
-
-
 def made_anew(name: str, ranks: tuple[int, ...]) -> dict[str, Any]:
-    shipped = file_of(name)
-    if shipped["versions"] != versions():
-        pytest.skip(f"the files are of {shipped['versions']}, and are read with these versions only")
+    skip_other_versions(name)
     return json.loads(json.dumps(data_for(name, ranks)))
 
 
@@ -76,8 +70,7 @@ def test_all_traces_are_those_of_today(name: str) -> None:
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_plan_for_a_published_model_traces_nothing(name: str, ranks: int, untraced: list[object]) -> None:
-    if file_of(name)["versions"] != versions():
-        pytest.skip("other versions are installed")
+    skip_other_versions(name)
     subject = replace(subject_named(name))  # a copy, of which nothing has been built
     advice = advise(subject, machine_named(f"{ranks}xh200", "nvlink"))
     assert advice.rows and not untraced

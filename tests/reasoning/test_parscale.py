@@ -347,7 +347,8 @@ def test_a_second_attachment_is_refused() -> None:
 def test_calls_that_would_be_wrong_are_refused() -> None:
     parscale, ids = attached(), texts()
     model: Any = parscale.model
-    filled, other, stranger = DynamicCache(), attached(), attached()
+    filled, offloaded, other, stranger = DynamicCache(), DynamicCache(), attached(), attached()
+    offloaded.offloading = True  # made so, it asks for a stream, which a torch for GPUs lacks where there are none
     with parscale.using(1):
         model(ids, past_key_values=filled)
     with pytest.raises(UnsupportedError, match="DynamicCache of 7 tokens"):
@@ -355,7 +356,7 @@ def test_calls_that_would_be_wrong_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="StaticCache"):
         model(ids, past_key_values=StaticCache(config=model.config, max_cache_len=20))
     with pytest.raises(UnsupportedError, match="OffloadedCache|DynamicCache"):
-        model(ids, past_key_values=DynamicCache(offloading=True))
+        model(ids, past_key_values=offloaded)
     with pytest.raises(ArgumentError, match="belongs to other weights"):
         model(ids, past_key_values=stranger.cache())
     stranger.undo()

@@ -204,7 +204,7 @@ def test_hanging_up_ends_the_run(served: SimpleNamespace) -> None:
 def test_what_is_wrong_is_said(served: SimpleNamespace, fields: dict[str, Any], param: str | None, words: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         served.client.responses.create(**{"model": "sums", "input": ASK, **fields})
-    assert words in refused.value.message
+    assert words in refused.value.response.json()["error"]["message"]  # older clients quote it
     assert param in (None, refused.value.param)
 
 

@@ -15,6 +15,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from partsong.errors import ArgumentError
 from partsong.knobs import Count, check_knobs, type_hints
+from partsong.parallel.text.cache_names import cache_name
 from partsong.reasoning.parscale.cost import LAWS, Shape
 from partsong.reasoning.parscale.model import ParScale
 from partsong.reasoning.parscale.weights import StreamWeights
@@ -134,11 +135,12 @@ def _sides(streams: Sequence[int], heads: int, layers: int, gain: float) -> list
 def _timed(side: _Side, ids: Tensor, prompt: int) -> tuple[tuple[float, float], Tensor, Any]:
     """Returns the seconds of the prefill and of a step, the logits of the steps, and the cache."""
     cache, logits = side.cache(), []
+    keys = {cache_name(side.model): cache}
     start = time.perf_counter()
-    side.model(ids[:, :prompt], past_key_values=cache, logits_to_keep=1)
+    side.model(ids[:, :prompt], **keys, logits_to_keep=1)
     middle = time.perf_counter()
     for place in range(prompt, ids.shape[1]):
-        logits.append(side.model(ids[:, place : place + 1], past_key_values=cache).logits)
+        logits.append(side.model(ids[:, place : place + 1], **keys).logits)
     end = time.perf_counter()
     return (middle - start, (end - middle) / len(logits)), torch.cat(logits, dim=1), cache
 
@@ -146,7 +148,7 @@ def _timed(side: _Side, ids: Tensor, prompt: int) -> tuple[tuple[float, float], 
 @torch.inference_mode()
 def _row(side: _Side, ids: Tensor, prompt: int, seconds: list[tuple[float, float]]) -> dict[str, Any]:
     _, logits, cache = _timed(side, ids, prompt)
-    whole: Tensor = side.model(ids, past_key_values=side.cache()).logits[:, prompt:]
+    whole: Tensor = side.model(ids, **{cache_name(side.model): side.cache()}).logits[:, prompt:]
     kept = [each for layer in cache.layers for each in (layer.keys, layer.values)]
     learned = list(side.model.parameters())
     if side.attached is not None and side.num_streams > 1:

@@ -66,7 +66,8 @@ def with_silent_queries(
         query: `[B, H, L, D]`, of this rank's tokens.
         key: `[B, H, T + L, D]`, with the T whole keys in front, or behind.
         value: as `key`.
-        mask: key mask `[B, 1, 1, T + L]`, a mask of all tokens of all ranks, which stays, or None.
+        mask: key mask `[B, 1, 1, T + L]`, also with a row for each query or head, a mask of all tokens of all ranks,
+            which stays, or None.
         sizes: how the T keys are shared out.
         index: this rank.
         first: whether the whole keys are in front.
@@ -82,5 +83,11 @@ def with_silent_queries(
     silent = query.new_zeros(*query.shape[:2], sizes[index], query.shape[3])
     query = torch.cat([silent, query] if first else [query, silent], dim=2)
     if mask is not None and mask.shape[-1] == key.shape[2]:
+        # Where all heads or queries see the same one row says it: there is nothing to compare later.
+        for dim in range(mask.ndim - 1):
+            mask = mask.narrow(dim, 0, 1) if dim and mask.stride(dim) == 0 else mask
         mask = share(mask, mask.ndim - 1)
+        if mask.ndim > 1 and mask.shape[-2] == local > 1:
+            rows = mask.narrow(-2, 0, 1).expand(*mask.shape[:-2], sizes[index], mask.shape[-1])
+            mask = torch.cat([rows, mask] if first else [mask, rows], dim=-2)
     return query, share(key, 2), share(value, 2), mask

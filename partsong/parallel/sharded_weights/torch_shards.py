@@ -187,7 +187,9 @@ class TorchShards:
                 if room and (room[0].dtype, room[0].device) != (share.dtype, share.device):
                     weight.all_gather_outputs = []
                     del weight._unsharded_param
-                    weight.init_dtype_attrs(group.mp_policy)
+                    # Of the group before torch 2.15, since then of each weight.
+                    holder = weight if hasattr(weight, "mp_policy") else group
+                    weight.init_dtype_attrs(holder.mp_policy)
 
 
 class _Gather:

@@ -20,6 +20,7 @@ from partsong.parallel.ranks.collectives import all_gather, gather_tokens
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.pieces import WeightPiece
 from partsong.parallel.ranks.shards import offsets, split_sizes
+from partsong.parallel.text.cache_names import cache_name, given_cache
 
 __all__ = ["TextContext"]
 
@@ -126,11 +127,11 @@ class TextContext(TextShards):
                 "only; leave them out, or set shortest above the tokens of the call"
             )
         cut = self._cut = _Cut(length, self.axis, tokens.device)
-        self._cache, self._before = named.get("past_key_values"), 0
+        self._cache, self._before = given_cache(named), 0
         if self._cache is None and named.get("use_cache", self._config.use_cache):
             from transformers import DynamicCache
 
-            self._cache = named["past_key_values"] = DynamicCache(config=self._config)
+            self._cache = named[cache_name(base)] = DynamicCache(config=self._config)
         if self._cache is not None:
             self._before = int(self._cache.get_seq_length())
             vars(self._cache)["update"] = _nothing_kept

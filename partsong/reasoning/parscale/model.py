@@ -23,6 +23,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.knobs import Count, check_value
+from partsong.parallel.text.cache_names import CACHE_NAMES, cache_name, given_cache, result_name
 from partsong.reasoning.parscale.cache import ParScaleCache
 from partsong.reasoning.parscale.weights import StreamWeights, check_model
 
@@ -108,7 +109,7 @@ class ParScale:
             self._num_streams = before
 
     def cache(self, num_streams: int | None = None) -> ParScaleCache:
-        """Makes an empty cache; a call that gets it as `past_key_values` runs its number of streams.
+        """Makes an empty cache; a call that gets it runs its number of streams.
 
         Args:
             num_streams: how many. Default: `num_streams` of this object.
@@ -142,14 +143,14 @@ class ParScale:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Repeats a call's rows, and gives it the prefixes."""
-        call = {**dict(zip(self._names, args, strict=False)), **keywords}
-        cache = call.get("past_key_values")
+        call: dict[str, Any] = {**dict(zip(self._names, args, strict=False)), **keywords}
+        cache = given_cache(call)
         own = isinstance(cache, ParScaleCache)
         num = cache.num_streams if own else self._num_streams
         if cache is not None and cache in self._replaced:
             raise ArgumentError(
                 "this cache was replaced by one with prefixes in an earlier call; go on with that call's "
-                "past_key_values, or start from ParScale.cache()"
+                "cache, or start from ParScale.cache()"
             )
         if (cache.source is None) if own else num not in self.weights:
             return None
@@ -164,7 +165,7 @@ class ParScale:
         ids = call.get("input_ids")
         batch = len(call["inputs_embeds"] if ids is None else ids)
         cache.expect(num * batch)
-        call["past_key_values"] = cache
+        call = {name: value for name, value in call.items() if name not in CACHE_NAMES} | {cache_name(module): cache}
         mask = call.get("attention_mask")
         if mask is not None:
             call["attention_mask"] = torch.cat([mask.new_ones(len(mask), cache.prefix_length), mask], dim=1)
@@ -176,7 +177,7 @@ class ParScale:
 
     def _join(self, module: nn.Module, args: tuple[Any, ...], call: dict[str, Any], out: Any) -> Any:
         """Joins the streams after the last norm."""
-        cache = call.get("past_key_values")
+        cache = given_cache(call)
         if not isinstance(cache, ParScaleCache) or cache.source is None:
             return out
         weights = self.weights[cache.num_streams]
@@ -185,7 +186,7 @@ class ParScale:
             return weights.aggregate(out[0]), *rest
         out.last_hidden_state = weights.aggregate(out.last_hidden_state)
         if cache.passing:
-            out.past_key_values = None
+            setattr(out, result_name(out), None)
         return out
 
     def _check_call(self, module: Any, call: dict[str, Any]) -> None:
@@ -196,7 +197,7 @@ class ParScale:
             raise UnsupportedError(
                 "gradient checkpointing drops the cache, and with it the prefixes: turn it off for training"
             )
-        cache, mask, places = (call.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
+        cache, mask, places = given_cache(call), call.get("attention_mask"), call.get("position_ids")
         if isinstance(cache, ParScaleCache):
             if cache.source is not self.weights[self._check_number(cache.num_streams)].prefix_k[0]:
                 raise ArgumentError("this cache belongs to other weights; make one with the cache() of this ParScale")

@@ -12,6 +12,7 @@ from partsong import seeds
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from partsong.kernels.key_reuse import why_keys_cannot_be_kept
 from partsong.knobs import Count, Share, check_knobs, type_hints
+from partsong.parallel.text.cache_names import returned_cache
 
 __all__ = ["FAMILIES", "StreamWeights", "aggregate", "check_model", "smooth"]
 
@@ -173,7 +174,7 @@ class StreamWeights(nn.Module):
             read: Any = model.base_model(prompts.to(model.device), position_ids=places, use_cache=True)
         finally:
             model.train(mode)
-        for layer, cached in enumerate(read.past_key_values.layers):
+        for layer, cached in enumerate(returned_cache(read).layers):
             if len(cached.keys) != num_streams:
                 raise UnsupportedError("this model has ParScale attached; undo() that first")
             weights.prefix_k[layer][:, :, -tokens:] = cached.keys

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from partsong.kernels.few_rows import with_few_rows
 from partsong.parallel.ranks.later import on_device
+from partsong.parallel.text.cache_names import cache_name
 from partsong.samplers.text.growing_keys import GrowingKeys
 from partsong.samplers.text.runner import StockTextModel, attention_mask
 
@@ -75,7 +76,7 @@ class CausalReader:
 
     def _forward(self, tokens: list[list[int]], positions: Tensor, visible: Tensor | None) -> Tensor:
         module = self.model.module
-        call: dict[str, Any] = {"position_ids": positions, "past_key_values": self.keys, "use_cache": True}
+        call: dict[str, Any] = {"position_ids": positions, cache_name(self._base): self.keys, "use_cache": True}
         if visible is not None:
             attention = str(module.config._attn_implementation)
             call["attention_mask"] = attention_mask(visible, attention, self.model.head.weight.dtype)

@@ -19,6 +19,7 @@ from partsong.errors import ArgumentError, UnsupportedError
 from partsong.kernels.token_head_naive import Logits, to_logits
 from partsong.parallel.ranks.collectives import gather_tokens
 from partsong.parallel.ranks.sums import sum_over
+from partsong.parallel.text.cache_names import cache_name
 from partsong.parallel.text.plan import TextPlan
 from partsong.samplers.text.key_store import SlotKeyStore
 from partsong.samplers.text.model import KeyStore, TextAdapter
@@ -156,8 +157,8 @@ class DiffusionGemmaTextModel:
             "full_attention": self._mask(seen),
             "sliding_attention": self._mask(seen & (distance < self.config.sliding_window)),
         }
-        call = {"input_ids": tokens, "attention_mask": masks, "position_ids": positions, "past_key_values": keys}
-        return self.encoder(**call).last_hidden_state
+        call = {"input_ids": tokens, "attention_mask": masks, "position_ids": positions}
+        return self.encoder(**call, **{cache_name(self.encoder): keys}).last_hidden_state
 
     def _denoise(
         self,
@@ -181,7 +182,7 @@ class DiffusionGemmaTextModel:
                 position_embeddings=rotary[kind],
                 attention_mask=masks[kind],
                 position_ids=positions,
-                past_key_values=prefix,
+                **{cache_name(layer): prefix},
             )
         return decoder.norm(hidden)
 

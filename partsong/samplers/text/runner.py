@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from partsong.errors import ArgumentError, UnsupportedError
 from partsong.kernels.key_reuse import why_keys_cannot_be_kept
+from partsong.parallel.text.cache_names import cache_name
 from partsong.parallel.text.plan import TextPlan
 from partsong.parallel.text.shard import shard_of
 from partsong.samplers.text.families import DECODERS
@@ -178,7 +179,7 @@ class StockTextModel:
         call["position_ids"] = positions
         if keys is not None:
             keys.at(slots, rows)
-            call["past_key_values"] = keys
+            call[cache_name(self.base)] = keys
         if self.module.config.model_type in DECODERS:
             call["use_cache"] = keys is not None
         call["attention_mask"] = self._masks(visible, positions)

@@ -20,6 +20,7 @@ from partsong.kernels.speculation.draft import DraftTree
 from partsong.kernels.speculation.drafter import DrafterKnobs, DraftText
 from partsong.kernels.speculation.match import Match, follow, node_draws
 from partsong.kernels.speculation.registry import drafters_of
+from partsong.parallel.text.cache_names import CACHE_NAMES, given_cache
 from partsong.samplers.text.block_decoder import generated
 from partsong.samplers.text.caches import PrefixCache
 from partsong.samplers.text.causal import speculator_of
@@ -37,7 +38,7 @@ from partsong.samplers.text.tally import Tally, count
 __all__ = ["SpeculativeDecoder"]
 
 #: Arguments from `generate` that do not change tokens here.
-_IGNORED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position")
+_IGNORED = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position", *CACHE_NAMES)
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
@@ -257,8 +258,8 @@ def _refuse(config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
     wanted = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
     odd = [name for name in wanted if getattr(config, name, None) and config.return_dict_in_generate]
     odd += [name for name, value in model_kwargs.items() if value is not None and name not in _IGNORED]
-    keys = model_kwargs.get("past_key_values")
-    odd += ["past_key_values"] if keys is not None and keys.get_seq_length() else []
+    keys = given_cache(model_kwargs)
+    odd += ["a cache with tokens"] if keys is not None and keys.get_seq_length() else []
     if odd:
         raise UnsupportedError(
             f"generate was given {', '.join(odd)}, which SpeculativeDecoder does not take; leave it out"

@@ -30,13 +30,15 @@ FAMILY: dict[str, str] = {
 
 #: Deprecated ones that diffusers hides where a package is missing.
 _HIDDEN = ("AudioDiffusionPipeline", "SpectrogramDiffusionPipeline")
+#: Deprecated older names, which newer versions of diffusers no longer have.
+_RENAMED = ("Lumina2Text2ImgPipeline", "LuminaText2ImgPipeline")
 
 
 def _general_reason(name: str) -> str | None:
     kind = getattr(diffusers, name)
     if "onnx" in kind.__module__:
         return "its models run outside torch, with no layers to put hooks on"
-    if "deprecated" in kind.__module__ or hasattr(kind, "_last_supported_version") or name in _HIDDEN:
+    if "deprecated" in kind.__module__ or hasattr(kind, "_last_supported_version") or name in (*_HIDDEN, *_RENAMED):
         return "diffusers has deprecated it"
     if "dummy" in kind.__module__:
         return "it needs a package that is not installed here"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from partsong.parallel.text.cache_names import cache_name
 from partsong_zoo.shapes.model import TEXT_LENGTH
 from partsong_zoo.tiles.model import HIDDEN, PAD, code_logits, embed
 
@@ -188,7 +189,7 @@ def forward(model: Any, inputs: Tensor, at: Tensor, mask: Tensor, cache: Dynamic
         inputs_embeds=inputs,
         position_ids=at,
         attention_mask=mask.to(inputs.dtype),
-        past_key_values=cache,
+        **{cache_name(model.model): cache},
         use_cache=True,
     )
     return out.last_hidden_state

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from partsong.parallel.text.cache_names import cache_name, returned_cache
 from partsong.reasoning.local.gated_lora import GatedLora
 from partsong.reasoning.local.mask_head import MaskHead, embed, read
 from partsong_zoo.training.thread_training import mask_for
@@ -112,7 +113,7 @@ def look_ahead(model: PreTrainedModel, masks: GatedLora, texts: AnchoredTexts) -
             input_ids=torch.zeros_like(anchors),
             position_ids=anchors + 1 + numbers,
             attention_mask=mask_for(model, sees),
-            past_key_values=tokens.past_key_values,
+            **{cache_name(decoder): returned_cache(tokens)},
             use_cache=True,
         ).last_hidden_state
     return tokens.last_hidden_state, states.view(rows, -1, num, states.shape[2])
