@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class Config:
 
     prompt: str = "a small blue square moves up"
     """What the video shows."""
+    then: dict[int, str] = field(default_factory=dict)
+    """Texts that take over later, by the first frame: ``--then 200 "a big red circle moves right"``."""
     model: str = "motion-causal"
     """A name of the zoo, a diffusers folder with a causal model, or its name on the hub."""
     checkpoint: Path | None = None
@@ -105,7 +107,7 @@ def on_rank(config: Config) -> dict[str, float]:
         latent_frames = config.blocks * causal_block(pipe.transformer)
         named |= {"num_frames": (latent_frames - 1) * (temporal_factor(pipe) or 1) + 1, "output_type": "np"}
         with parallelize(pipe.to(mesh.device), _strategy(config), mesh=mesh) as plan:
-            return _write(config, mesh, stream(plan, journal=config.journal, **named), stopped)
+            return _write(config, mesh, stream(plan, journal=config.journal, prompts=config.then, **named), stopped)
 
 
 def _strategy(config: Config) -> Strategy:
@@ -136,9 +138,8 @@ def _write(config: Config, mesh: Mesh, parts: Any, stopped: list[int]) -> dict[s
     seconds = time.perf_counter() - start
     frames = writer.frames if writer is not None else 0
     if frames:
-        draw_sheet(config.prompt, [_panel(shown, frames, seconds)]).save(
-            config.out.with_name(f"{config.out.stem}-sheet.png")
-        )
+        title = ", ".join([config.prompt, *(f"from frame {at} {text}" for at, text in config.then.items())])
+        draw_sheet(title, [_panel(shown, frames, seconds)]).save(config.out.with_name(f"{config.out.stem}-sheet.png"))
     return {"frames": frames, "seconds": seconds, "frames_per_second": frames / seconds, "first_frame_seconds": first}
 
 

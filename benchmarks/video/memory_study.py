@@ -25,7 +25,15 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def study(
-    model: str, strategy: Strategy, *, nproc: int, frames: int, prompt: str, steps: int | None = None, seed: int = 0
+    model: str,
+    strategy: Strategy,
+    *,
+    nproc: int,
+    frames: int,
+    prompt: str,
+    steps: int | None = None,
+    seed: int = 0,
+    later: tuple[int, str] | None = None,
 ) -> dict[str, Any]:
     """Streams one video and measures its memory and content.
 
@@ -37,16 +45,26 @@ def study(
         prompt: a caption of the model's task.
         steps: of denoising; None takes the model's own number.
         seed: of the noise.
+        later: a caption that takes over, and its first frame.
 
     Returns:
         ``case model nproc frames steps seconds frames_per_second first_frame_seconds peak_mb quarter_mb end_mb
-        facts_read identity_kept trend_colour trend_size``. Megabytes are lists with a number per rank: the peak of the
+        facts_read identity_kept trend_colour trend_size``, and ``later_facts_read`` of the frames under the later
+        caption, the others being of those before it. Megabytes are lists with a number per rank: the peak of the
         whole run, and the mean resident memory over the second quarter and over the last one.
     """
-    return launch(_on_rank, nproc, model, strategy, frames, prompt, steps, seed)
+    return launch(_on_rank, nproc, model, strategy, frames, prompt, steps, seed, later)
 
 
-def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, steps: int | None, seed: int) -> dict[str, Any]:
+def _on_rank(
+    model: str,
+    strategy: Strategy,
+    frames: int,
+    prompt: str,
+    steps: int | None,
+    seed: int,
+    later: tuple[int, str] | None,
+) -> dict[str, Any]:
     quiet_libraries()
     torch.set_num_threads(1)
     row, pipe = zoo.MODELS[model], zoo.load(model)
@@ -55,6 +73,7 @@ def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, steps: in
     with Mesh(**degrees, timeout=1800.0) as mesh, parallelize(pipe, strategy, mesh=mesh) as plan:
         call = {**row.defaults, "prompt": prompt, "num_frames": frames, "output_type": "np"}
         call["num_inference_steps"] = call["num_inference_steps"] if steps is None else steps
+        call |= {} if later is None else {"prompts": {later[0]: later[1]}}
         streamed = _watch(plan, {**call, "generator": torch.Generator().manual_seed(seed)})
         gc.collect()
         fourth = max(1, len(streamed.resident) // 4)
@@ -63,16 +82,17 @@ def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, steps: in
         spent = gather(mesh, [max(streamed.resident), quarter, end], "end of a stream")
         if not mesh.is_main:
             return {}
-        video = np.concatenate(streamed.parts)
+        whole = np.concatenate(streamed.parts)
+        video, after = (whole, whole[:0]) if later is None else np.split(whole, [later[0]])
         trend = row.task.trend(video)
         return {
             "case": repr(strategy),
             "model": model,
             "nproc": mesh.world_size,
-            "frames": len(video),
+            "frames": len(whole),
             "steps": call["num_inference_steps"],
             "seconds": streamed.seconds,
-            "frames_per_second": len(video) / streamed.seconds,
+            "frames_per_second": len(whole) / streamed.seconds,
             "first_frame_seconds": streamed.first,
             "peak_mb": [row[0] for row in spent],
             "quarter_mb": [row[1] for row in spent],
@@ -81,6 +101,7 @@ def _on_rank(model: str, strategy: Strategy, frames: int, prompt: str, steps: in
             "identity_kept": row.task.identity_kept(prompt, video),
             "trend_colour": trend["colour"],
             "trend_size": trend["size"],
+            "later_facts_read": None if later is None else row.task.facts_read(later[1], after),
         }
 
 

@@ -24,7 +24,10 @@ CASES: list[tuple[str, Strategy, int, int | None]] = [
     ("motion-causal", TimestepPipeline(), 1999, None),
     ("motion-clean", CascadePipeline(depth=4), 159, None),
     ("motion-clean", CascadePipeline(depth=4), 1999, None),
+    ("motion-clean", CascadePipeline(depth=2), 1999, None),
 ]
+#: The frame at which the caption changes.
+SWITCHED = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,8 @@ class Config:
     """The caption to sample."""
     seed: int = 0
     """Seed of the noise."""
+    later: str = "a small green triangle moves down"
+    """The caption that takes over at frame 200 of the last case."""
 
 
 def main(config: Config) -> None:
@@ -53,6 +58,7 @@ def main(config: Config) -> None:
     for model, strategy, frames, steps in (case for case in CASES if case[0] in config.models):
         named: dict[str, Any] = {"nproc": config.nproc, "frames": frames, "prompt": config.prompt, "seed": config.seed}
         named["steps"] = steps
+        named["later"] = (SWITCHED, config.later) if (model, strategy, frames, steps) == CASES[-1] else None
         rows.append(study(model, strategy, **named))
         file_result(config.out, __file__, rows, "Memory of long streams", note, _table(rows))
 
@@ -77,13 +83,20 @@ def _table(rows: list[dict[str, Any]]) -> str:
             *(" / ".join(f"{value:.0f}" for value in row[name]) for name in ("peak_mb", "quarter_mb", "end_mb")),
             f"{row['frames_per_second']:.1f}",
             f"{row['first_frame_seconds']:.2f}",
-            f"{100 * row['facts_read']:.0f} %",
+            _facts(row),
             f"{100 * row['identity_kept']:.1f} %",
             f"{100 * row['trend_colour']:.1f}, {100 * row['trend_size']:.1f} %",
         )
         for row in rows
     ]
     return markdown_table((*columns, "identity kept", "trend of colour, size"), lines)
+
+
+def _facts(row: dict[str, Any]) -> str:
+    before = f"{100 * row['facts_read']:.0f} %"
+    if row["later_facts_read"] is None:
+        return before
+    return f"{before} before frame {SWITCHED}, then {100 * row['later_facts_read']:.0f} % of another caption's"
 
 
 if __name__ == "__main__":
