@@ -14,7 +14,7 @@ from importlib.metadata import version
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
-__all__ = ["WORDS", "NotThere", "demand", "fill_in", "older", "or_reason", "theirs", "there"]
+__all__ = ["WORDS", "NotThere", "demand", "fill_in", "is_there", "older", "or_reason", "theirs", "there"]
 
 T = TypeVar("T")
 #: The versions from which on every class that the tests name is there.
@@ -101,9 +101,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+def is_there(kind: Any) -> bool:
+    """Says whether it is no placeholder."""
+    return not isinstance(kind, _Placeholder)
+
+
 def demand(kind: Any) -> None:
     """Raises `NotThere` for a placeholder."""
-    if isinstance(kind, _Placeholder):
+    if not is_there(kind):
         kind()
 
 
