@@ -14,7 +14,7 @@ from importlib.metadata import version
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
-__all__ = ["WORDS", "NotThere", "demand", "fill_in", "older", "or_reason", "theirs", "there"]
+__all__ = ["WORDS", "NotThere", "demand", "fill_in", "is_there", "older", "or_reason", "theirs", "there"]
 
 T = TypeVar("T")
 #: The versions from which on every class that the tests name is there.
@@ -101,9 +101,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+def is_there(kind: Any) -> bool:
+    """Says whether it is no placeholder."""
+    return not isinstance(kind, _Placeholder)
+
+
 def demand(kind: Any) -> None:
     """Raises `NotThere` for a placeholder."""
-    if isinstance(kind, _Placeholder):
+    if not is_there(kind):
         kind()
 
 
@@ -125,8 +130,19 @@ def theirs(make: Callable[[], T]) -> T:
         raise
 
 
+class _Rows(dict[str, T]):
+    """Holds rows, and says of those that are left out why they are not among them."""
+
+    left: frozenset[str] = frozenset()
+
+    def __missing__(self, name: str) -> T:
+        if name in self.left:
+            raise NotThere(f"{WORDS} class for {name}")
+        raise KeyError(name)
+
+
 def there(rows: Mapping[str, T], make: Callable[[T], Any]) -> dict[str, T]:
-    """Returns the rows of which the installed libraries have the classes.
+    """Returns the rows of which the installed libraries have the classes; asking for another one is `NotThere`.
 
     Args:
         rows: of a table of the tests.
@@ -134,11 +150,12 @@ def there(rows: Mapping[str, T], make: Callable[[T], Any]) -> dict[str, T]:
     """
     if not older():
         return dict(rows)
-    kept = {}
+    kept = _Rows[T]()
     for name, row in rows.items():
         try:
             make(row)
         except (NotThere, ImportError, TypeError):
             continue
         kept[name] = row
+    kept.left = frozenset(rows.keys() - kept.keys())
     return kept

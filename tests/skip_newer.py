@@ -13,7 +13,7 @@ __all__ = ["SkipNewer"]
 
 def _reason(said: str) -> str:
     """Returns the words of a text that say what there is not."""
-    return (said[said.index(WORDS) :].splitlines() or [WORDS])[0]
+    return said[said.index(WORDS) :].splitlines()[0]
 
 
 class SkipNewer:

@@ -9,6 +9,7 @@ import torch
 from partsong import CfgParallel, Ulysses
 from partsong.parallel import Mesh, Strategy, parallelize
 from partsong.parallel.ranks.launch import launch
+from tests.newer_names import or_reason
 from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error, gathered, refusal
 
@@ -34,7 +35,7 @@ def _refused(mesh: Mesh) -> str:
 @torch.no_grad()
 def _ranks() -> list[Any]:
     with Mesh(ulysses=2) as mesh:
-        told = [_apart(mesh, Ulysses()), _refused(mesh)]
+        told = [_apart(mesh, Ulysses()), or_reason(lambda: _refused(mesh))]
     with Mesh(cfg=2) as mesh:
         return gathered([*told, _apart(mesh, CfgParallel())])
 

@@ -30,6 +30,7 @@ def test_logits_are_those_of_one_process(nproc: int, name: str) -> None:
 def test_counted_bytes_are_the_predicted_ones(nproc: int, name: str) -> None:
     for rank in results(nproc):
         sent, predicted = rank[name]["bytes"]
+        assert not isinstance(predicted, str), predicted
         assert sent == predicted > 0
 
 

@@ -104,12 +104,19 @@ def test_products_are_mixed_where_the_device_has_them(
     monkeypatch: pytest.MonkeyPatch, device: str, has: bool, mixes: bool
 ) -> None:
     capabilities = {"avx2": True, "avx512_bf16": False, "amx_bf16": has}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     assert multiplies_bfloat16(torch.device(device)) is mixes
     if device == "cpu":
         with mixed_precision(World("cpu")):
             product = torch.ones(2, 2) @ torch.ones(2, 2)
         assert product.dtype == (torch.bfloat16 if mixes else torch.float32)
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_torch_without_a_list_of_instructions_tells_of_one(monkeypatch: pytest.MonkeyPatch, has: bool) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has)
+    assert multiplies_bfloat16(torch.device("cpu")) is has
 
 
 def test_a_stage_continues_bit_for_bit(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from partsong.kernels.call import HALF, Call, refusal, triton_version
 __all__ = ["BLOCK_N", "STAGES", "VERSIONS", "known_gluon", "run", "supports", "usable"]
 
 #: Minor versions of triton whose Gluon has the functions used.
-VERSIONS = ("3.6", "3.7")
+VERSIONS = ("3.6", "3.7", "3.9")
 WIDTHS = (64, 128)
 BLOCK_N, STAGES = 128, 2
 

@@ -23,6 +23,8 @@ __all__ = ["CONSUMERS", "ROWS", "hopper_attention_kernel"]
 ROWS, CONSUMERS = 64, 2
 _ROWS = gl.constexpr(ROWS)
 _LOG2E, _LN2 = gl.constexpr(1.4426950408889634), gl.constexpr(0.6931471805599453)
+#: What copies a tile from global to shared memory; triton 3.9 renames it.
+_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
 
 @gluon.jit
@@ -42,19 +44,17 @@ def _produce(
     for part in gl.static_range(CONSUMERS):
         bar = q_ready.index(part)
         mbarrier.expect(bar, q_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(
-            q_desc, [batch, head, first_row + part * _ROWS, 0], bar, q_tiles.index(part)
-        )  # fmt: skip
+        _load(q_desc, [batch, head, first_row + part * _ROWS, 0], bar, q_tiles.index(part))
     for tile in range(num_tiles):
         stage, turn = tile % STAGES, (tile // STAGES) & 1
         # A fresh barrier counts as having completed the phase before: the first round does not wait.
         mbarrier.wait(k_empty.index(stage), turn ^ 1)
         mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
         row = tile * k_desc.block_type.shape[2]
-        tma.async_copy_global_to_shared(k_desc, [batch, key_head, row, 0], k_full.index(stage), k_tiles.index(stage))
+        _load(k_desc, [batch, key_head, row, 0], k_full.index(stage), k_tiles.index(stage))
         mbarrier.wait(v_empty.index(stage), turn ^ 1)
         mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(v_desc, [batch, key_head, row, 0], v_full.index(stage), v_tiles.index(stage))
+        _load(v_desc, [batch, key_head, row, 0], v_full.index(stage), v_tiles.index(stage))
 
 
 @gluon.jit

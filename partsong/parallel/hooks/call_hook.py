@@ -61,6 +61,9 @@ class CallHook:
         """Does nothing: there is no state."""
         return module
 
+    def _set_context(self, module: nn.Module, name: str) -> None:
+        """Does nothing: there is no state; diffusers 0.40 has it on every hook."""
+
 
 @functools.cache
 def _uncompiled(hook: type[CallHook]) -> Callable[..., Any]:

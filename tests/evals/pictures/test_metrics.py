@@ -127,7 +127,8 @@ def test_lpips_with_the_heads_of_torchmetrics_is_what_torchmetrics_computes(
         network.load_state_dict({k.removeprefix("features."): v for k, v in backbone.items() if "features" in k})
         return network
 
-    monkeypatch.setattr(theirs, "_get_tv_model_features", features)
+    name = "_get_tv_model_features" if hasattr(theirs, "_get_tv_model_features") else "_get_net"
+    monkeypatch.setattr(theirs, name, features)
     network = theirs._LPIPS(net="alex", use_dropout=True)
     torch.save(backbone, tmp_path / "alexnet.pth")
     save_file(backbone, tmp_path / "alexnet.safetensors")

@@ -78,7 +78,11 @@ class World:
 
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Tells whether a device has instructions for products in bfloat16."""
-    return device.type != "cpu" or any("bf16" in name and has for name, has in torch.cpu.get_capabilities().items())
+    if device.type != "cpu":
+        return True
+    if not hasattr(torch.cpu, "get_capabilities"):  # torch 2.9 tells of one such instruction only
+        return torch.cpu._is_avx512_bf16_supported()
+    return any("bf16" in name and has for name, has in torch.cpu.get_capabilities().items())
 
 
 def mixed_precision(world: World, enabled: bool = True) -> torch.autocast:
