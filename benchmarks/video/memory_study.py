@@ -82,27 +82,32 @@ def _on_rank(
         spent = gather(mesh, [max(streamed.resident), quarter, end], "end of a stream")
         if not mesh.is_main:
             return {}
-        whole = np.concatenate(streamed.parts)
-        video, after = (whole, whole[:0]) if later is None else np.split(whole, [later[0]])
-        trend = row.task.trend(video)
         return {
             "case": repr(strategy),
             "model": model,
             "nproc": mesh.world_size,
-            "frames": len(whole),
             "steps": call["num_inference_steps"],
             "seconds": streamed.seconds,
-            "frames_per_second": len(whole) / streamed.seconds,
             "first_frame_seconds": streamed.first,
-            "peak_mb": [row[0] for row in spent],
-            "quarter_mb": [row[1] for row in spent],
-            "end_mb": [row[2] for row in spent],
-            "facts_read": row.task.facts_read(prompt, video),
-            "identity_kept": row.task.identity_kept(prompt, video),
-            "trend_colour": trend["colour"],
-            "trend_size": trend["size"],
-            "later_facts_read": None if later is None else row.task.facts_read(later[1], after),
+            **{name: [rank[place] for rank in spent] for place, name in enumerate(("peak_mb", "quarter_mb", "end_mb"))},
+            **_content(row.task, prompt, later, streamed),
         }
+
+
+def _content(task: Any, prompt: str, later: tuple[int, str] | None, streamed: _Stream) -> dict[str, Any]:
+    """Reads what the video shows, up to the frame of a later caption and from there on."""
+    whole = np.concatenate(streamed.parts)
+    video, after = (whole, whole[:0]) if later is None else np.split(whole, [later[0]])
+    trend = task.trend(video)
+    return {
+        "frames": len(whole),
+        "frames_per_second": len(whole) / streamed.seconds,
+        "facts_read": task.facts_read(prompt, video),
+        "identity_kept": task.identity_kept(prompt, video),
+        "trend_colour": trend["colour"],
+        "trend_size": trend["size"],
+        "later_facts_read": None if later is None else task.facts_read(later[1], after),
+    }
 
 
 @dataclass(slots=True)

@@ -96,7 +96,10 @@ def _layers(module: nn.Module, adapter: Adapter) -> Iterator[nn.Module]:
         if not name or type(child).__module__.startswith("peft.") or not _takes_one_tensor(child):
             continue
         in_blocks = name.startswith(lists) if lists else False
-        if (last in _KEYS and adapter.streams_of(attention) is None) or (not in_blocks and name.count(".") < 2):
+        projects = (
+            not in_blocks and name.count(".") < 2 and any(isinstance(each, nn.Linear) for each in child.modules())
+        )
+        if projects or (last in _KEYS and adapter.streams_of(attention) is None):
             yield child
 
 

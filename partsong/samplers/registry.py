@@ -26,6 +26,7 @@ from partsong.parallel.lagged_layers import LaggedLayers as LaggedLayers
 from partsong.parallel.latent_parallel.strategy import LatentParallel as LatentParallel
 from partsong.parallel.layer_pipeline.strategy import LayerPipeline as LayerPipeline
 from partsong.parallel.offload_weights.strategy import OffloadWeights as OffloadWeights
+from partsong.parallel.packed_weights import PackedWeights as PackedWeights
 from partsong.parallel.sharded_weights.strategy import ShardedWeights as ShardedWeights
 from partsong.parallel.step_cache.strategy import StepCache as StepCache
 from partsong.parallel.strategy import Strategy
@@ -104,6 +105,7 @@ BUILT_IN = (
     StrategyRow(EncodeOnce),
     StrategyRow(StepCache),
     StrategyRow(CrossAttentionCache),
+    StrategyRow(PackedWeights),
 )
 
 

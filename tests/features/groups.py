@@ -20,10 +20,10 @@ from partsong import (
 from partsong.parallel import Strategy
 from partsong.samplers.registry import BUILT_IN
 
-#: Strategies for few models, for videos or for texts, which have tests of their own.
+#: Strategies for few models, for videos, for texts or for CPUs, which have tests of their own.
 LEFT_OUT = (
     *("TokenExperts", "ContextParallel", "DynamicSequence", "ClipParallel", "DualParallel", "TimestepPipeline"),
-    *("CascadePipeline", "ExpertParallel", "StructureGuidance"),
+    *("CascadePipeline", "ExpertParallel", "StructureGuidance", "PackedWeights"),
 )
 #: Those that run at settings of their own. Approximate ones are exact at these: all steps are warm-up, and nothing is
 #: left out.

@@ -49,6 +49,7 @@ def run(
     peers: bool = True,
     profile: Path | None = None,
     strategies: Sequence[str] = (),
+    beside: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Times all cases and returns a row per model, size and case.
 
@@ -62,6 +63,7 @@ def run(
             size; None writes none.
         strategies: what to time instead of the usual mixes, as on a command line, with ``+`` between several; ``auto``
             is the exact mix that the planner predicts to be fastest on this machine.
+        beside: strategies without ranks that every case has, serial ones too; those of other libraries have none.
 
     Raises:
         ArgumentError: a strategy is unknown, or ``auto`` is asked for on a machine that was not measured.
@@ -73,7 +75,8 @@ def run(
         for model in models
         for count in tokens
     }
-    return launch(_on_rank, nproc, nproc, repeats, tuple(models), tuple(tokens), peers, profile, mixes)
+    more = tuple(map(parse_strategy, beside))
+    return launch(_on_rank, nproc, nproc, repeats, tuple(models), tuple(tokens), peers, profile, mixes, more)
 
 
 def _on_rank(
@@ -84,6 +87,7 @@ def _on_rank(
     peers: bool,
     profile: Path | None,
     mixes: Mapping[tuple[str, int], Mapping[str, Mix]],
+    beside: Mix,
 ) -> list[dict[str, Any]]:
     quiet_libraries()
     torch.set_num_threads(1)
@@ -99,7 +103,7 @@ def _on_rank(
             has_peers = peers and row.peers and (is_on_host(mesh.device) or dist.get_backend() != "gloo")
             for count in tokens:
                 named = mixes[model, count] or {" + ".join(map(short_name, mix)): mix for mix in row.mixes}
-                cases = cases_of(named, module, nproc, has_peers)
+                cases = cases_of(named, module, nproc, has_peers, beside)
                 inputs = partial(_inputs, row, count, mesh.device, dtype)
                 _rounds(cases, inputs, repeats, mesh)
                 if profile is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from partsong.errors import ArgumentError
 from partsong.evals.bench.models import BENCH_MODELS
 from partsong.evals.bench.peers import diffusers_ring, diffusers_tensor, diffusers_ulysses
 from partsong.parallel import Mesh, mesh_for, parallelize
+from partsong.parallel.adapters import adapter_for
+from partsong.parallel.hooks.clock import StepClock
+from partsong.parallel.hooks.model_hooks import HookSet
 from partsong.parallel.strategy import Strategy, combined_kind
 from partsong.planner.calibration import find_calibration
 from partsong.planner.choice import CLEAR
@@ -63,9 +67,14 @@ def fastest(model: str, tokens: int, nproc: int) -> Mix:
     return best if seconds[best] * CLEAR < seconds[()] else ()
 
 
-def cases_of(mixes: Mapping[str, Mix], module: nn.Module, nproc: int, peers: bool) -> list[BenchCase]:
-    """Makes a case of every mix by its name, after the serial ones, and before those of diffusers where it has them."""
-    cases = [BenchCase("serial", module, everyone=False), BenchCase(LIMIT, module)]
+def cases_of(mixes: Mapping[str, Mix], module: nn.Module, nproc: int, peers: bool, beside: Mix = ()) -> list[BenchCase]:
+    """Makes a case of every mix by its name, after the serial ones, and before those of diffusers where it has them.
+
+    Strategies in `beside` are in every case of ours and in the serial ones; they have no ranks.
+    """
+    alone = _alone(module, beside) if beside else module
+    cases = [BenchCase("serial", alone, everyone=False), BenchCase(LIMIT, alone)]
+    mixes = {name: (*mix, *beside) for name, mix in mixes.items()}
     for name, mix in mixes.items():
         label = f"{name}: {' + '.join(map(short_name, mix)) or 'serial'}" if name == AUTO else name
         if not mix:
@@ -81,6 +90,15 @@ def cases_of(mixes: Mapping[str, Mix], module: nn.Module, nproc: int, peers: boo
             enable(copied, nproc)
             cases.append(BenchCase(name, copied))
     return cases
+
+
+def _alone(module: nn.Module, beside: Mix) -> nn.Module:
+    """Returns a copy of a model with strategies without ranks, and without a plan, which would ask all ranks."""
+    copied = _sharing_weights(module)
+    site = SimpleNamespace(module=copied, adapter=adapter_for(copied), clock=StepClock())
+    for strategy in beside:
+        strategy.attach(site, HookSet())  # type: ignore[arg-type]
+    return copied
 
 
 def short_name(strategy: Strategy) -> str:

@@ -127,6 +127,7 @@ class Messages:
         self.axis, self.sends, self.recvs, self.name = axis, sends, recvs, name
         self._peers = [axis.ranks[peer] for parts in (recvs, sends) for peer, part in parts.items() if part.numel()]
         self._ops: list[dist.P2POp] = []
+        self._posts: list[Callable[[], dist.Work]] = []
         self._tensors: list[Tensor] = []
         if axis.is_fused and not axis.dry:  # without tags the same operations can be posted again
             self._build(0, [])
@@ -149,18 +150,16 @@ class Messages:
             self._build(_tag(self.name, count), finish)
         label = f"{self.name} on axis {axis.name} (exchange {count})"
         with named_range(label), operation(label, self._peers):
-            works = dist.batch_isend_irecv(self._ops)
+            works = dist.batch_isend_irecv(self._ops) if axis.is_fused else [post() for post in self._posts]
         if axis.is_fused:
             watch(works, label, self._peers)
         pending = Pending(label, works, self._tensors, finish, self._peers)
         return axis.traffic.note(pending, on_device=axis.is_fused)
 
     def _build(self, tag: int, finish: list[Callable[[], Any]]) -> None:
-        axis, self._ops, self._tensors = self.axis, [], []
+        axis, self._ops, self._posts, self._tensors = self.axis, [], [], []
         for kind, parts in ((dist.irecv, self.recvs), (dist.isend, self.sends)):
-            for peer, tensor in parts.items():
-                if tensor.numel() == 0:
-                    continue
+            for peer, tensor in ((peer, part) for peer, part in parts.items() if part.numel()):
                 assert tensor.is_contiguous(), "a message must be contiguous"
                 if not (axis.is_fused or is_on_host(tensor.device)):
                     # gloo has no point-to-point for device memory: several ranks on one GPU go through the host.
@@ -169,7 +168,12 @@ class Messages:
                         finish.append(partial(tensor.copy_, wire))
                     tensor = wire
                 self._tensors.append(tensor)
-                self._ops.append(dist.P2POp(kind, tensor, axis.ranks[peer], axis.group, tag))
+                if axis.is_fused:
+                    self._ops.append(dist.P2POp(kind, tensor, axis.ranks[peer], axis.group, tag))
+                    continue
+                # torch's own functions check every message once more, which takes as long as it does to post one.
+                post = axis.group.send if kind is dist.isend else axis.group.recv
+                self._posts.append(partial(post, [tensor], dist.get_group_rank(axis.group, axis.ranks[peer]), tag))
 
 
 def exchange(
