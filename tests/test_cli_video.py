@@ -9,7 +9,8 @@ from typing import Any
 import imageio.v2 as imageio
 import pytest
 
-from partsong.cli import main
+from partsong.cli import main, parse
+from partsong.cli.video import _zoo_model
 from tests.tiny_models.motion import save_motion
 
 KEYS = {
@@ -152,3 +153,16 @@ def test_refusals(folders: dict[str, Path], args: list[Any], words: str, tmp_pat
     place = [] if "--out" in args else ["--out", tmp_path / "v.mp4"]
     assert run("video", CAPTION, "--model", folders["plain"], *place, *args) == 2
     assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model"),
+    [
+        ("CascadePipeline:depth=2", "motion-clean"),
+        ("cascade-pipeline", "motion-clean"),
+        ("TimestepPipeline", "motion-causal"),
+        ("DualParallel", "motion"),
+    ],
+)
+def test_the_zoo_model_suits_the_strategy_however_it_is_written(strategy: str, model: str) -> None:
+    assert _zoo_model(parse(["video", CAPTION, "--strategy", strategy])) == model

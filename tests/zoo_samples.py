@@ -1,4 +1,4 @@
-"""Samples every model of the zoo for docs/zoo.md: ``python -m tests.zoo_samples``.
+"""Samples every model of the zoo, or those named, for docs/zoo.md: ``python -m tests.zoo_samples [NAME ...]``.
 
 Writes pictures and clips to docs/images/zoo-*, and to docs/images/zoo-samples.json what models of text answered and
 what is read from the pictures.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -143,4 +144,4 @@ def main(names: Collection[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(zoo.MODELS)
+    main(sys.argv[1:] or list(zoo.MODELS))

@@ -14,6 +14,7 @@ from partsong.cli.ranks import is_main, num_ranks, prepare_ranks, run_on_ranks
 from partsong.cli.sampling import check_sampling, comparison_lines, job_fields, make_result
 from partsong.errors import ArgumentError
 from partsong.jobs.pipeline_source import find_pipeline
+from partsong.knobs import kebab
 from partsong.outputs import write_json
 from partsong.videos import check_video_name
 
@@ -70,7 +71,7 @@ def summary(result: dict[str, Any]) -> str:
 
 def _zoo_model(options: Video) -> str:
     """Names the zoo model that suits the strategies; some need a causal one."""
-    names = (name.partition(":")[0] for name in options.strategy)
+    names = (kebab(name.partition(":")[0]) for name in options.strategy)
     return next((_CAUSAL[name] for name in names if name in _CAUSAL), "motion")
 
 
