@@ -136,7 +136,7 @@ class KeptTexts:
         texts: texts that the model and each of its layers remember.
     """
 
-    postponed = ()
+    postponed, skips_blocks = (), False
 
     def __init__(self, texts: int) -> None:
         self.texts = texts

@@ -33,7 +33,13 @@ Statistics = tuple[Tensor, Tensor]
 
 
 class Attachment(Protocol):
-    """Describes what a strategy has put on a denoiser's blocks."""
+    """Describes what a strategy has put on a denoiser's blocks.
+
+    Attributes:
+        skips_blocks: whether it leaves blocks out in some steps.
+    """
+
+    skips_blocks: bool
 
     @property
     def postponed(self) -> Sequence[int]:

@@ -38,7 +38,7 @@ _SET: dict[str, tuple[Strategy, ...]] = {
     "DraftedSteps": (DraftedSteps(warmup_steps=99),),
     "OffloadWeights": (OffloadWeights(resident=0.3, chunk_mb=0.01), DataParallel()),
     "StepCache": (StepCache(threshold=0.0), Ulysses()),
-    "CrossAttentionCache": (CrossAttentionCache(), Ulysses()),
+    "CrossAttentionCache": (Ulysses(), CrossAttentionCache()),
 }
 GROUPS: dict[str, tuple[Strategy, ...]] = {
     kind.__name__: _SET.get(kind.__name__) or (kind(),)

@@ -144,7 +144,7 @@ def _cache_reason(denoiser: Hooked, config: Any) -> str | None:
             f"{kind} counts on steps that come one after the other, whole, which {looping[0]} changes; call "
             "disable_cache()"
         )
-    if denoiser.attachments:
+    if any(each.skips_blocks for each in denoiser.attachments):
         return f"{kind} and {names} would both leave out blocks; call disable_cache(), or drop the strategy"
     return None
 

@@ -94,6 +94,8 @@ class CachedBlocks:
         decisions: those on each call of this generation.
     """
 
+    skips_blocks = True
+
     def __init__(self, knobs: CacheKnobs, denoiser: Site) -> None:
         self.knobs, self.denoiser, self.clock = knobs, denoiser, denoiser.clock
         self.blocks = blocks_of(denoiser.module, denoiser.adapter)
