@@ -98,7 +98,8 @@ def _on_rank(
             torch.manual_seed(0)
             row = (BENCH_MODELS | WIDE_MODELS)[model]
             dtype = torch.float32 if is_on_host(mesh.device) else row.dtype
-            module = row.build().to(mesh.device, dtype).eval()
+            with torch.inference_mode(False):  # as users load them; tensors of inference mode do not record writes
+                module = row.build().to(mesh.device, dtype).eval()
             # Where ranks share a GPU, gloo carries the messages, and diffusers' own do not go through it.
             has_peers = peers and row.peers and (is_on_host(mesh.device) or dist.get_backend() != "gloo")
             for count in tokens:
