@@ -69,7 +69,7 @@ class CrossAttentionCache(Strategy):
         """Refuses models without a text."""
         if any(name.startswith(_TEXTS) for name in adapter.batched):
             return None
-        return "it reads no text, so there is nothing to keep; leave CrossAttentionCache out"
+        return "it reads no text, so there is nothing to keep; leave it out"
 
     def attach(self, denoiser: Site, hooks: HookSet) -> KeptTexts:
         """Puts hooks on the layers that may read the text alone.

@@ -48,7 +48,7 @@ class PackedWeights(Strategy):
     def refuses(self, adapter: Adapter) -> str | None:
         """Refuses processors, or builds of torch, without the operators that it needs."""
         if not torch.backends.mkldnn.is_available():
-            return f"torch {torch.__version__} was built without oneDNN; leave PackedWeights out"
+            return f"torch {torch.__version__} was built without oneDNN; leave it out"
         return None
 
     def attach(self, denoiser: Site, hooks: HookSet) -> None:

@@ -10,7 +10,15 @@ from diffusers import WanAnimate2Transformer3DModel
 from diffusers.models.transformers import transformer_wan_animate_2 as wan
 from torch import Tensor
 
-from partsong import DataParallel, OffloadWeights, ShardedWeights, TensorParallel, Ulysses
+from partsong import (
+    CrossAttentionCache,
+    DataParallel,
+    OffloadWeights,
+    PackedWeights,
+    ShardedWeights,
+    TensorParallel,
+    Ulysses,
+)
 from partsong.parallel import Mesh, Strategy, mesh_for, parallelize
 from tests.parallel.ranks import error, gathered, on_first, refusal, staying_connected
 from tests.tiny_models.weights import noise, randomized
@@ -20,6 +28,8 @@ STRATEGIES: dict[str, tuple[Strategy, ...]] = {
     "ShardedWeights": (ShardedWeights(),),
     "OffloadWeights": (OffloadWeights(), DataParallel()),
     "TensorParallel": (TensorParallel(),),
+    "CrossAttentionCache": (CrossAttentionCache(), DataParallel()),
+    "PackedWeights": (PackedWeights(), DataParallel()),
 }
 SAMPLES, REFERENCE, DRAWN = 2, (2, 4, 4), (3, 4, 4)
 

@@ -13,10 +13,15 @@ from partsong.parallel import packed_weights, parallelize
 from partsong.parallel.hooks.samples import sample_of
 from partsong.parallel.ranks.launch import launch
 from partsong.parallel.strategy import check_strategies
+from tests import covering
 from tests.parallel import packed_weights_worker as worker
+from tests.parallel.families import FAMILIES
 from tests.parallel.ranks import error
+from tests.parallel.unets import UNETS
 
 SINGLE, LEAST = 5e-6, 1
+FAMILY_NAMES = list(FAMILIES) if covering.FULL else list(FAMILIES)[::9]
+UNET_NAMES = list(UNETS) if covering.FULL else list(UNETS)[::5]
 
 
 @pytest.fixture
@@ -55,6 +60,27 @@ def test_the_same_answer_up_to_rounding(name: str, packs: dict[str, list[int]]) 
         assert len(packs["_multiply"]) == large(model, nn.Linear)
         assert len(packs["_convolve"]) == large(model, nn.Conv2d)
         assert all(torch.equal(sample_of(model(**call)), one) for call, one in zip(named, want, strict=True))
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_every_family_gives_the_same_answer_up_to_rounding(name: str, packs: dict[str, list[int]]) -> None:
+    family = FAMILIES[name]
+    model = family.model(8, torch.float32).eval()
+    named = family.at(family.call(8, 2, torch.float32), 500.0)
+    _compare(model, named)
+
+
+@pytest.mark.parametrize("name", UNET_NAMES)
+def test_every_unet_gives_the_same_answer_up_to_rounding(name: str, packs: dict[str, list[int]]) -> None:
+    _compare(UNETS[name].model(torch.float32).eval(), UNETS[name].calls((16, 16), torch.float32, (500.0,))[0])
+
+
+def _compare(model: Any, named: dict[str, Any]) -> None:
+    with torch.no_grad():
+        want = sample_of(model(**named))
+        with parallelize(model, PackedWeights()):
+            got = sample_of(model(**named))
+    assert error(got, want) <= SINGLE
 
 
 def test_other_types_stay_as_they_are(packs: dict[str, list[int]]) -> None:

@@ -18,15 +18,19 @@ from partsong.samplers.registry import strategies
 from partsong.samplers.structure_guidance.strategy import MODELS as GUIDED
 from partsong.samplers.support import support_rows
 from tests.newer_names import is_there
-from tests.parallel import support_worker, test_lagged_layers
+from tests.parallel import kept_reference_worker, support_worker, test_lagged_layers
 from tests.parallel.clip_models import VIDEOS
 from tests.parallel.equivalence_worker import compared
+from tests.parallel.families import FAMILIES, adapter_of
+from tests.parallel.unets import UNETS
 from tests.pipelines import test_video_clips
 from tests.pipelines import worker as pipeline_worker
 from tests.pipelines.cases import MODELS, models_of
 
 #: Models whose input is not cut: `tests.pipelines` samples with them.
 _WHOLE = [name for name, adapter in ADAPTERS.items() if adapter.whole is not None]
+FAMILY_MODELS = {adapter_of(name).model for name in FAMILIES}
+UNET_MODELS = {type(unet.build()).__name__ for unet in UNETS.values()}
 #: Pairs with a matrix of their own: UNets, whose images or frames are cut into rows, a strategy that cuts blocks, and
 #: one that cuts frames.
 TESTED_ELSEWHERE = (
@@ -40,11 +44,16 @@ TESTED_ELSEWHERE = (
         (name, "PriorTransformer") for name in ("tensor-parallel", "sharded-weights", "offload-weights")
     }  # its pipelines are tried with it
     | {
-        (name, "WanAnimate2Transformer3DModel") for name in ("tensor-parallel", "sharded-weights", "offload-weights")
+        (kebab(name), "WanAnimate2Transformer3DModel") for name in kept_reference_worker.STRATEGIES
     }  # test_kept_reference
     | {("patch-pipeline", model) for model in ADAPTERS}
     | {(name, model) for name in ("time-parallel", "drafted-steps") for model in ADAPTERS}  # test_time_parallel
     | {("step-cache", model) for model in ADAPTERS}
+    | {
+        (name, model)
+        for name in ("cross-attention-cache", "packed-weights")
+        for model in (*MODELS, *FAMILY_MODELS, *UNET_MODELS, "PriorTransformer", "UNet3DConditionModel")
+    }  # test_cross_attention_cache, test_packed_weights
     | {("lagged-layers", model) for name in test_lagged_layers.OTHERS for model in models_of(name)}
     | {("structure-guidance", model) for model in GUIDED}
     | {(f"{name}-pipeline", model) for name in ("timestep", "cascade") for model in turning_models()}
