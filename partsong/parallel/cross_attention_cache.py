@@ -95,7 +95,7 @@ def _layers(module: nn.Module, adapter: Adapter) -> Iterator[nn.Module]:
         attention, _, last = name.removesuffix(".base_layer").rpartition(".")
         if not name or type(child).__module__.startswith("peft.") or not _takes_one_tensor(child):
             continue
-        in_blocks = name.startswith(lists) if lists else False
+        in_blocks = name.startswith(lists)
         projects = (
             not in_blocks and name.count(".") < 2 and any(isinstance(each, nn.Linear) for each in child.modules())
         )
@@ -117,13 +117,15 @@ class _Kept:
         text: the text, which stays alive so that its memory is not used for another.
         output: what the layer returned.
         place: the memory and version of the output.
-        stamp: the layer's weights at that time.
+        stamp: the memory and versions of the layer's weights at that time.
+        weights: that memory, which stays alive for the same reason.
     """
 
     text: Tensor
     output: Tensor
     place: Hashable
     stamp: tuple[Hashable, ...]
+    weights: tuple[Tensor, ...]
 
 
 class KeptTexts:
@@ -195,7 +197,7 @@ class KeptTexts:
                 own = output.clone() if isinstance(output, Tensor) else None  # a captured graph writes to its own again
             if own is None or None in stamp or (place := place_of(own)) is None:
                 return output
-            kept = mine[key] = _Kept(text, own, place, stamp)
+            kept = mine[key] = _Kept(text, own, place, stamp, tuple(each.detach() for each in layer.parameters()))
         mine.move_to_end(key)
         if len(mine) > self.texts:
             mine.popitem(last=False)
@@ -213,12 +215,11 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
 
 def _stamp(layer: nn.Module) -> tuple[Hashable, ...]:
     """Returns what changes when a layer's weights are exchanged or written to; with None where that is not seen."""
-    return tuple(
-        None if weight.is_inference() else (id(weight), weight._version, _address(weight))
-        for weight in layer.parameters()
-    )
+    return tuple(map(_place, layer.parameters()))
 
 
-def _address(weight: Tensor) -> int:
+def _place(weight: Tensor) -> Hashable:
+    if type(weight.data) is Tensor:
+        return place_of(weight)
     # Quantised weights have no memory of their own.
-    return weight.data_ptr() if type(weight.data) is Tensor else 0
+    return None if weight.is_inference() else (id(weight), weight._version)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
+from partsong.parallel.hooks.known_values import place_of
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
 from partsong.parallel.strategy import Site, Strategy
 
@@ -29,8 +30,8 @@ class PackedWeights(Strategy):
     """Keeps copies of the weights of large layers in the order that a CPU multiplies in. Exact up to rounding.
 
     Linear layers and convolutions in float32 reorder their weights in every call otherwise. That takes as long for a
-    rank's few rows as for a whole picture, so ranks gain more than one process. Weights that were written to are packed
-    anew. The copies take as much memory as the weights.
+    rank's few rows as for a whole picture, so ranks gain more than one process. Each generation packs
+    them anew, and so does a write to a weight in between. The copies take as much memory as the weights.
 
     Use it when a float32 model runs on CPUs that have the memory.
 
@@ -71,6 +72,8 @@ class PackedWeights(Strategy):
                 return forward(**named)
 
         hooks.add(denoiser.module, AroundHook(run, signature_of(denoiser.module)), "packed")
+        # What merges a LoRA writes past a weight's count of writes, between generations.
+        denoiser.clock.on_begin(packed.copies.clear)
         hooks.on_remove(packed.copies.clear)
 
 
@@ -78,12 +81,13 @@ class _Packed(TorchFunctionMode):
     """Computes products and convolutions by packed copies of their weights.
 
     Attributes:
-        copies: by the identity of a weight, the weight, its memory and version when it was packed, and the copy.
+        copies: by the memory and version of a weight, that memory, which stays alive so that it is not used for
+            another, and the copy.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.copies: dict[int, tuple[Tensor, tuple[int, int], Any]] = {}
+        self.copies: dict[Hashable, tuple[Tensor, Any]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.linear and not kwargs:
@@ -112,11 +116,10 @@ class _Packed(TorchFunctionMode):
 
     def _copy_of(self, weight: Tensor, pack: Callable[[], Any]) -> Any:
         """Returns the packed copy of a weight, made where there is none of its present values."""
-        stamp = weight.data_ptr(), weight._version
-        known = self.copies.get(id(weight))
-        if known is None or known[0] is not weight or known[1] != stamp:
-            known = self.copies[id(weight)] = weight, stamp, pack()
-        return known[2]
+        place = place_of(weight)
+        if place not in self.copies:
+            self.copies[place] = weight.detach(), pack()
+        return self.copies[place][1]
 
 
 def _is_packable(weight: Any, dims: int) -> bool:

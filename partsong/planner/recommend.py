@@ -135,8 +135,11 @@ def advise_number(subject: Subject, machine: Machine, **asked: Any) -> Advice:
     Raises:
         ArgumentError: a size that the model cannot make, or nothing that fits on all devices; says what would.
     """
-    best = advise(subject, machine, **asked)
-    part = machine
+    if asked.get("tracer") is None:  # what it traces serves every number of devices
+        height, width, frames = (asked.get(name) for name in ("height", "width", "frames"))
+        size = subject.sized(height, width, frames, asked.get("batch", 1))
+        asked["tracer"] = Tracer(subject, size, fused=not machine.device.host)
+    best, part = advise(subject, machine, **asked), machine
     while part.ranks > 2 and part.ranks % 2 == 0 and 2 * best.serial.seconds <= part.ranks * best.choice.seconds:
         half = part.ranks // 2
         part = replace(part, ranks=half, per_node=min(half, part.per_node))

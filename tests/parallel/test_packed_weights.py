@@ -110,6 +110,33 @@ def test_weights_that_were_written_to_are_packed_anew(kind: type[nn.Module], how
         assert error(got, sample_of(model(**named[1]))) <= SINGLE
 
 
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv2d])
+def test_a_generation_packs_weights_that_a_lora_was_merged_into(kind: type[nn.Module], packs: Any) -> None:
+    model, named = worker.model_of("UNet")
+    layer: Any = next(part for part in model.modules() if type(part) is kind and part.weight.shape[-1] > 1)
+    with torch.no_grad(), parallelize(model, PackedWeights()) as plan:
+        for call in named:
+            model(**call)
+        before = layer.weight._version
+        layer.weight.data += 1.0  # as peft merges: the weight does not count this write
+        assert layer.weight._version == before
+        got = sample_of(model(**named[0]))
+        plan.undo()
+        assert error(got, sample_of(model(**named[0]))) <= SINGLE
+
+
+def test_memory_of_dropped_weights_is_not_taken_for_theirs(packs: Any) -> None:
+    model, named = worker.model_of("UNet")
+    layer: Any = next(part for part in model.modules() if type(part) is nn.Linear)
+    with torch.no_grad(), parallelize(model, PackedWeights()) as plan:
+        model(**named[0])
+        for _ in range(4):  # the second may get the memory of the first
+            layer.weight.data = layer.weight.data * 2
+        got = sample_of(model(**named[1]))
+        plan.undo()
+        assert error(got, sample_of(model(**named[1]))) <= SINGLE
+
+
 def test_copies_go_with_the_plan() -> None:
     model, named = worker.model_of("UNet")
     with torch.no_grad():
