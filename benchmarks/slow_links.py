@@ -31,7 +31,7 @@ def run_over(link: str | None, script: Path, settings: Mapping[str, Any]) -> Any
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     if link is not None:
         command = ["ip", "netns", "exec", _NAMESPACE, *command]
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
+        environment |= {"GLOO_SOCKET_IFNAME": "lo", "PARTSONG_SHARED_MEMORY": "0"}  # all must pass through the link
         _open_namespace(link)
     try:
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)

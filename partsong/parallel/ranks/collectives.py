@@ -7,7 +7,6 @@ keeps messages apart when many are pending. Ranks post in the same order, so the
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from partsong import ledger
 from partsong.accelerator import Stopwatch, accelerator, is_on_host
 from partsong.errors import ArgumentError, DistributedError
 from partsong.parallel.ranks.health import note_broken_off, operation, watch
+from partsong.parallel.ranks.host_messages import post, tag_of
 from partsong.parallel.ranks.mesh import Axis
 from partsong.parallel.ranks.ranges import named_range
 from partsong.parallel.ranks.shards import offsets
@@ -41,7 +41,6 @@ __all__ = [
     "ring_exchange",
 ]
 
-_TAGS = 1 << 16
 _HOST = torch.device("cpu")
 #: Messages that were dropped while they were pending. gloo's thread never comes back from one whose memory is gone.
 _dropped: list[tuple[Sequence[dist.Work], Sequence[Tensor]]] = []
@@ -147,10 +146,10 @@ class Messages:
             return Pending(self.name)
         finish: list[Callable[[], Any]] = []
         if not axis.is_fused:
-            self._build(_tag(self.name, count), finish)
+            self._build(tag_of(self.name, count), finish)
         label = f"{self.name} on axis {axis.name} (exchange {count})"
         with named_range(label), operation(label, self._peers):
-            works = dist.batch_isend_irecv(self._ops) if axis.is_fused else [post() for post in self._posts]
+            works = dist.batch_isend_irecv(self._ops) if axis.is_fused else [each() for each in self._posts]
         if axis.is_fused:
             watch(works, label, self._peers)
         pending = Pending(label, works, self._tensors, finish, self._peers)
@@ -171,9 +170,7 @@ class Messages:
                 if axis.is_fused:
                     self._ops.append(dist.P2POp(kind, tensor, axis.ranks[peer], axis.group, tag))
                     continue
-                # torch's own functions check every message once more, which takes as long as it does to post one.
-                post = axis.group.send if kind is dist.isend else axis.group.recv
-                self._posts.append(partial(post, [tensor], dist.get_group_rank(axis.group, axis.ranks[peer]), tag))
+                self._posts.append(partial(post, axis, tensor, peer, tag, is_sent=kind is dist.isend))
 
 
 def exchange(
@@ -250,14 +247,6 @@ def _posted(
         works = [post()]
     watch(works, label, peers)
     return axis.traffic.note(Pending(label, works, tensors, (), peers), on_device=axis.is_fused)
-
-
-def _tag(name: str, count: int) -> int:
-    """Returns a message's tag, of which its name is a part.
-
-    Ranks with different requests wait until one times out, and never mix up data.
-    """
-    return (zlib.crc32(name.encode()) % (_TAGS >> 2)) * _TAGS + count % _TAGS
 
 
 def _count(sends: Collection[Tensor], recvs: Collection[Tensor]) -> None:

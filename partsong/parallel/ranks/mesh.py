@@ -26,6 +26,7 @@ from partsong.parallel.ranks.backend import agreed_backend, few_blocks
 from partsong.parallel.ranks.health import Heartbeat, note_failure
 from partsong.parallel.ranks.script_errors import print_errors_in_a_line
 from partsong.parallel.ranks.shards import split_sizes
+from partsong.parallel.ranks.shared_memory import SharedMemory
 from partsong.parallel.ranks.traffic import BusTraffic
 
 __all__ = ["AXES", "HOST_LANE", "TOKEN_AXES", "Axis", "Mesh", "Network"]
@@ -70,6 +71,7 @@ class Axis:
         doubts: not empty where a call failed since the last exchange, so that ranks may have stopped elsewhere.
         is_fused: whether the ranks' library moves all parts of one tensor in one operation of the device, as NCCL does.
         traffic: takes note of each exchange; one for all axes of a mesh.
+        shared: carries messages between ranks of one machine; None where some are elsewhere.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Axis:
     doubts: list[str] = field(default_factory=list, repr=False, compare=False)
     is_fused: bool = False
     traffic: BusTraffic = field(default_factory=BusTraffic, repr=False, compare=False)
+    shared: SharedMemory | None = field(default=None, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -172,6 +175,7 @@ class Mesh:
         self._owns_group = _start_group(self.device, self.world_size, self._timeout)
         self._axes: dict[tuple[str, ...], Axis] = {}
         self.traffic = BusTraffic()
+        self._shared: SharedMemory | None = None
         self._heartbeat = Heartbeat.start(self.rank, self.world_size)
         self._device_mesh = self._build()
         try:
@@ -179,6 +183,8 @@ class Mesh:
         except ArgumentError:
             self.close()
             raise
+        if self.world_size > 1 and dist.get_backend() == "gloo":
+            self._shared = SharedMemory.meet(self.rank, self.world_size, timeout)
 
     def _build(self) -> DeviceMesh | None:
         if self.world_size == 1:
@@ -261,6 +267,7 @@ class Mesh:
         mesh = copy.copy(self)
         mesh.degrees, mesh.rank, mesh.world_size = dict.fromkeys(AXES, 1), 0, 1
         mesh.shares, mesh._axes, mesh._device_mesh, mesh._owns_group = None, {}, None, False
+        mesh._shared = None
         return mesh
 
     def _make_axis(self, names: tuple[str, ...]) -> Axis:
@@ -276,6 +283,8 @@ class Mesh:
         group = sub.get_group()
         is_fused = dist.get_backend(group) != "gloo"
         more: dict[str, Any] = {"shares": shares, "is_fused": is_fused, "traffic": self.traffic}
+        if self._shared is not None and self._shared.reaches(ranks):
+            more["shared"] = self._shared
         return Axis("*".join(names), ranks, ranks.index(self.rank), group, **more)
 
     def __enter__(self) -> Mesh:
@@ -296,6 +305,9 @@ class Mesh:
                 NCCL would wait for them until its timeout, and hide the error until then.
         """
         self._heartbeat.stop()
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
         if self._owns_group and dist.is_initialized():
             if failed and dist.get_backend() != "gloo":
                 dist.distributed_c10d._abort_process_group()
