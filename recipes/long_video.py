@@ -30,7 +30,7 @@ import torch
 import tyro
 from PIL import Image
 
-from partsong import ClipParallel, DualParallel, TimestepPipeline, zoo
+from partsong import ClipParallel, DualParallel, TimestepPipeline, parse_strategy, zoo
 from partsong.errors import ArgumentError
 from partsong.evals.pictures.sheet import Panel, Row, Tile, draw_sheet
 from partsong.foreign_messages import quiet_libraries
@@ -69,6 +69,10 @@ class Config:
     """How many latent frames a training video has."""
     nproc: int = 2
     """How many ranks there are."""
+    previous: Literal["cached", "recomputed"] = "cached"
+    """How `dual` sees the block before: keys that are kept take memory, frames computed again take time."""
+    beside: tuple[str, ...] = ()
+    """Strategies beside each method, as on a command line: encode-once, parallel-vae."""
     out: Path = Path("runs/long")
     """The folder for videos, sheet and report."""
     seed: int = 0
@@ -88,7 +92,7 @@ class Config:
 
     def settings(self) -> dict[str, str]:
         """Returns what decides how the videos look."""
-        apart = ("methods", "nproc", "out", "fps")
+        apart = ("methods", "nproc", "beside", "out", "fps")
         return {name: str(value) for name, value in asdict(self).items() if name not in apart}
 
 
@@ -97,7 +101,7 @@ def strategy_of(config: Config, method: str) -> Any:
     half = config.window // 2
     return {
         "clip": ClipParallel(window=half),
-        "dual": DualParallel(block_frames=half, context=half),
+        "dual": DualParallel(block_frames=half, context=half, previous=config.previous),
         "timestep": TimestepPipeline(),
     }.get(method)
 
@@ -149,7 +153,7 @@ def on_rank(config: Config, method: str) -> dict[str, Any]:
                     named, writer=writer, keeps=keeps,
                 )  # fmt: skip
             else:
-                with parallelize(pipe, strategy, mesh=mesh) as plan:
+                with parallelize(pipe, strategy, *map(parse_strategy, config.beside), mesh=mesh) as plan:
                     run = sample_video(plan, named, journal=journal, writer=writer, keeps=keeps)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
         if mesh.device.type == "cuda":

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import tyro
 
-from partsong import CascadePipeline, TimestepPipeline, zoo
+from partsong import CascadePipeline, TimestepPipeline, parse_strategy, zoo
 from partsong.evals.pictures.sheet import Panel, Row, Tile, draw_sheet
 from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.pipeline_source import find_pipeline
@@ -65,6 +65,8 @@ class Config:
     """A folder for the progress, from which a stream that was stopped goes on."""
     nproc: int = 2
     """How many ranks there are."""
+    beside: tuple[str, ...] = ()
+    """Strategies beside the loop, as on a command line: encode-once, parallel-vae."""
     blocks: int = 1_000_000
     """After how many blocks it stops by itself."""
     window: int = 3
@@ -106,15 +108,15 @@ def on_rank(config: Config) -> dict[str, float]:
         named |= {"prompt": config.prompt, "generator": torch.Generator().manual_seed(config.seed)}
         latent_frames = config.blocks * causal_block(pipe.transformer)
         named |= {"num_frames": (latent_frames - 1) * (temporal_factor(pipe) or 1) + 1, "output_type": "np"}
-        with parallelize(pipe.to(mesh.device), _strategy(config), mesh=mesh) as plan:
+        with parallelize(pipe.to(mesh.device), *_strategies(config), mesh=mesh) as plan:
             return _write(config, mesh, stream(plan, journal=config.journal, prompts=config.then, **named), stopped)
 
 
-def _strategy(config: Config) -> Strategy:
+def _strategies(config: Config) -> list[Strategy]:
     depth = config.depth or (2 if config.checkpoint is not None else None)
-    if depth is None:
-        return TimestepPipeline(window=config.window, sink=config.sink)
-    return CascadePipeline(depth=depth, window=config.window, sink=config.sink)
+    seen: dict[str, int] = {"window": config.window, "sink": config.sink}
+    loop = TimestepPipeline(**seen) if depth is None else CascadePipeline(depth=depth, **seen)
+    return [loop, *map(parse_strategy, config.beside)]
 
 
 def _write(config: Config, mesh: Mesh, parts: Any, stopped: list[int]) -> dict[str, float]:

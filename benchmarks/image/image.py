@@ -35,6 +35,8 @@ class Config:
     """What to time instead of the usual mixes, as on a command line."""
     beside: list[str] = field(default_factory=list)
     """Strategies without ranks that every case has, serial ones too: packed-weights, cross-attention-cache."""
+    peers: bool = True
+    """Whether diffusers' own context parallelism is timed too."""
     link: list[str] = field(default_factory=list)
     """Rates as tc writes them (2gbit, 1gbit, 500mbit); if empty, plain loopback is timed."""
 
@@ -64,6 +66,7 @@ def main(config: Config) -> None:
 def _timed(config: Config, link: str | None) -> dict[str, Any]:
     settings: dict[str, Any] = {"nproc": config.nproc, "repeats": config.repeats, "models": config.models}
     settings |= {"tokens": config.tokens, "strategies": config.strategies, "beside": config.beside}
+    settings["peers"] = config.peers
     return run_over(link, Path(__file__).with_name("image_rows.py"), settings)
 
 

@@ -57,7 +57,7 @@ def subject_for(model: str) -> tuple[Subject, str]:
     quiet_libraries()
     pipe = DiffusionPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
-    return subject_of(pipe), str(model)
+    return subject_of(pipe, **(zoo.MODELS[model].defaults if model in zoo.MODELS else {})), str(model)
 
 
 def text_model_for(model: str) -> Any | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from partsong.parallel.ranks.mesh import HOST_LANE
 from partsong.planner.hardware import Device, Link, Machine
 from partsong.planner.operators import OperatorWork
+from partsong.planner.part_loops import QueueSteps
 from partsong.planner.steps import PatchSteps, PlainSteps, TracedSteps, Tracer, WindowSteps
 from partsong.planner.subject import Subject
 from partsong.planner.trace import CallPart, CallTrace, Post, PostedAt, Wait
@@ -121,6 +122,8 @@ def clock_steps(traced: TracedSteps, machine: Machine) -> StepsTime:
     """
     if isinstance(traced, PatchSteps):
         return _patches(traced, machine)
+    if isinstance(traced, QueueSteps):
+        return _queue(traced, machine)
     if isinstance(traced, WindowSteps):
         part = _plain(traced.part, replace(machine, ranks=traced.part.ranks))
         return _with_exchange(part, machine, traced.rounds, traced.exchanged)
@@ -139,6 +142,17 @@ def _patches(traced: PatchSteps, machine: Machine) -> StepsTime:
     first = whole.seconds + stages * (link.latency + hop / link.bandwidth)
     later = (traced.steps - traced.warm) * traced.calls * patches * stage + (stages - 1) * stage
     return StepsTime(traced.warm * first + later)
+
+
+def _queue(traced: QueueSteps, machine: Machine) -> StepsTime:
+    """Lets blocks pass the ranks, each of which takes the next one as soon as it has sent the last."""
+    link = machine.between(0, machine.ranks - 1)
+    moved = traced.handed * (machine.ranks if link.shared else 1)
+    sending = link.post + link.latency + moved / link.bandwidth if traced.handed else 0.0
+    computing = replay(traced.visit, replace(machine, ranks=1)).steady / traced.layers
+    waiting = max(0.0, sending - computing) if traced.hides else sending
+    times = traced.visits + traced.late
+    return StepsTime(times * (computing + waiting), times * waiting)
 
 
 def _plain(traced: PlainSteps, machine: Machine) -> StepsTime:

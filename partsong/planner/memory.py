@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from partsong.planner.hardware import Device
+from partsong.planner.part_loops import QueueSteps
 from partsong.planner.steps import TracedSteps, Tracer
 
 __all__ = ["RESERVED", "fits", "memory_of"]
@@ -32,10 +33,12 @@ def memory_of(
     peaks = [resident + traced.working, encoders if encodes_once else 0.0]
     if decoder is None:
         return int(max(peaks)), False
-    whole = resident + decoder.memory(-(-size.pixels // sharers))
+    # A loop that streams decodes block after block, so its memory does not grow with the length.
+    pixels = size.height * size.width * traced.frames if isinstance(traced, QueueSteps) else size.pixels
+    whole = resident + decoder.memory(-(-pixels // sharers))
     if whole <= device.memory * (1 - RESERVED) or whole <= max(peaks):
         return int(max(*peaks, whole)), False
-    tile = resident + decoder.memory(min(size.pixels, _TILE * _TILE * subject.frames)) + 3 * 2 * size.pixels
+    tile = resident + decoder.memory(min(pixels, _TILE * _TILE * subject.frames)) + 3 * 2 * pixels
     return int(max(*peaks, min(tile, whole))), tile < whole
 
 

@@ -15,6 +15,7 @@ from partsong.model_folders import DENOISERS
 from partsong.parallel.plan.dry_run import DryRun
 from partsong.planner.calls import Size
 from partsong.planner.subject import Autoencoder, Encoder, Subject
+from partsong.samplers.long_video.frame_counts import temporal_factor
 from partsong.samplers.pipeline.paused import Denoise, PausedCall
 
 __all__ = ["default_sizes", "downscale_of", "subject_of"]
@@ -54,7 +55,8 @@ def subject_of(pipe: Any, **arguments: Any) -> Subject:
         multiple=first.downscale,
         branches=samples if len(calls) == 1 else len(calls),
         joined=len(calls) == 1,
-        coder=None if coder is None else Autoencoder(lambda: coder, coder.config.latent_channels, clip),
+        frame_multiple=temporal_factor(pipe) or 1,
+        coder=None if coder is None else Autoencoder(lambda: coder, _channels(coder), clip),
         encoders=_encoders(pipe),
         dtype=dtype,
     )
@@ -76,6 +78,12 @@ def downscale_of(pipe: Any) -> int:
     """Returns the pixels of a row or column for each one of the latents."""
     names = ("vae_scale_factor_spatial", "vae_scale_factor")
     return next((int(scale) for name in names if (scale := getattr(pipe, name, None))), 8)
+
+
+def _channels(coder: nn.Module) -> int:
+    """Returns the channels of an autoencoder's latents, which those of Wan and its kin call z_dim."""
+    settings: Mapping[str, Any] = coder.config  # type: ignore[assignment]
+    return int(settings.get("latent_channels") or settings["z_dim"])
 
 
 class _PipelineCalls:

@@ -15,10 +15,22 @@ from partsong.parallel.strategy import Strategy, mesh_for
 from partsong.planner.calls import Size
 from partsong.planner.decoding import DecoderCost, decoding_of
 from partsong.planner.kept_traces import find_trace
+from partsong.planner.part_loops import QueueSteps, guided_calls, queue_steps
 from partsong.planner.shipped_traces import shipped_for
 from partsong.planner.subject import Subject
 from partsong.planner.trace import CallTrace, blocks_are_equal
-from partsong.samplers.registry import CfgParallel, DisplacedPatch, DraftedSteps, PatchPipeline, StepCache, TimeParallel
+from partsong.samplers.registry import (
+    CascadePipeline,
+    CfgParallel,
+    DisplacedPatch,
+    DraftedSteps,
+    DualParallel,
+    PatchPipeline,
+    StepCache,
+    StructureGuidance,
+    TimeParallel,
+    TimestepPipeline,
+)
 
 __all__ = ["PatchSteps", "PlainSteps", "TracedSteps", "Tracer", "WindowSteps"]
 
@@ -145,7 +157,7 @@ class PatchSteps:
         return self.whole.weights // self.stages
 
 
-TracedSteps = PlainSteps | WindowSteps | PatchSteps
+TracedSteps = PlainSteps | WindowSteps | PatchSteps | QueueSteps
 
 
 class Tracer:
@@ -193,6 +205,10 @@ class Tracer:
             return self._patches(loop, ranks, steps)
         if isinstance(loop, (TimeParallel, DraftedSteps)):
             return self._windows(loop, others, ranks, steps)
+        if isinstance(loop, StructureGuidance):
+            return self._guided(loop, ranks, steps)
+        if isinstance(loop, (DualParallel, TimestepPipeline, CascadePipeline)):
+            return queue_steps(loop, self.subject, self.size, self._alone, ranks, steps)
         return self._steps(others, ranks, steps)
 
     def _patches(self, loop: PatchPipeline, stages: int, steps: int) -> PatchSteps:
@@ -225,6 +241,24 @@ class Tracer:
             # Every step keeps its inputs; every point keeps its latents, prediction and sum.
             kept=(steps + 3 * window + 10) * latents,
         )
+
+    def _guided(self, loop: StructureGuidance, ranks: int, steps: int) -> PlainSteps:
+        patch, most, every = guided_calls(loop, self.subject, self.size, ranks)
+        trace, calls = self._alone(patch), 1 if self.subject.joined else self.subject.branches
+        return PlainSteps(
+            trace=trace,
+            sharing=1,
+            ranks=ranks,
+            calls=most * calls,
+            steps=steps,
+            exchanged=-(-every // ranks) * calls * trace.returned * (ranks - 1),
+            left=1.0,
+        )
+
+    def _alone(self, size: Size) -> CallTrace:
+        """Traces a call for a part of a picture or a video on one rank."""
+        part = Tracer(self.subject, size, fused=self.fused)
+        return part._call([], 1, size.batch * (self.subject.branches if self.subject.joined else 1))
 
     def _steps(self, strategies: Sequence[Strategy], ranks: int, steps: int) -> PlainSteps:
         cached = any(isinstance(strategy, StepCache) for strategy in strategies)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from partsong.errors import ArgumentError, ArgumentTypeError, UnsupportedError
@@ -106,8 +106,18 @@ def stream(
         names = " and ".join(type(strategy).__name__ for strategy in plan.strategies)
         raise UnsupportedError(f"{names} makes the whole video at once; use generate(), or stream with {_streaming()}")
     _check_journal(plan, journal)
-    parts = row.stream(plan, plan.loop, everywhere=False, journal=journal, **_later_texts(plan, prompts), **arguments)
+    # Where ranks share the decoding, all of them have to take part in it.
+    shares = any(coder.decodes for coder in plan.coders)
+    parts = row.stream(plan, plan.loop, everywhere=shares, journal=journal, **_later_texts(plan, prompts), **arguments)
+    if shares and not plan.mesh.is_main:
+        parts = _unseen(parts)
     return with_progress(trimmed(parts), pipe, arguments.get("num_frames"), _frames_dim(plan, arguments))
+
+
+def _unseen(parts: Iterator[Any]) -> Generator[None, None, None]:
+    """Works through the parts of a video on a rank that yields none of them."""
+    for _ in parts:
+        yield None
 
 
 def can_stream(strategy: Strategy | None) -> bool:

@@ -6,6 +6,7 @@ import functools
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
 from partsong import CfgParallel, DataParallel, ParallelVae, Ulysses, parse_strategy
@@ -18,6 +19,7 @@ from tests.covering import chosen
 from tests.parallel import parallel_vae_worker as worker
 from tests.parallel.autoencoders import VAES
 from tests.parallel.parallel_vae_worker import Case
+from tests.parallel.shared_decoding_worker import LOOPS, videos
 
 TOLERANCE = {"float64": 1e-10, "float32": 5e-6}
 
@@ -151,3 +153,12 @@ def test_knobs() -> None:
 def test_every_known_block_is_one_that_a_tested_autoencoder_has() -> None:
     kinds = {type(module).__name__ for row in VAES.values() for module in row.build().modules()}
     assert kinds >= AUTOENCODER_BLOCKS - UNET_BLOCKS
+
+
+@pytest.mark.parametrize("name", [*list(LOOPS)[:-1], pytest.param("dual", marks=pytest.mark.full)])
+def test_ranks_decode_the_blocks_of_a_video_together(name: str) -> None:
+    # All ranks come to a block's decoding at the same point, and the first one alone is given its frames.
+    (alone, streamed, at_once), counts = launch(videos, LOOPS[name][2], name)
+    np.testing.assert_allclose(streamed, alone, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(at_once, streamed)
+    assert counts[0] > 1 and set(counts[1:]) == {0}

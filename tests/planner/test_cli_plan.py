@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from partsong import CfgParallel, EncodeOnce, Ulysses
+from partsong import CfgParallel, EncodeOnce, Ulysses, zoo
 from partsong.cli import parse
 from partsong.cli.auto import settle_auto
 from partsong.jobs import planning, usual_strategy
@@ -44,6 +44,15 @@ def test_the_python_of_a_plan_runs() -> None:
     always = replace(advice, rows=mixed, fits_serial=False)  # a model so small is not worth two devices
     _, code = paste(name, always, subject, steps=2)
     assert launch(loading_worker.pasted, 2, code) == [(64, 64)]
+
+
+@pytest.mark.parametrize("name", ["shapes-unet", "motion", "motion-clean"])
+def test_models_of_the_zoo_are_planned_at_their_own_size(name: str) -> None:
+    subject, _ = subject_for(name)
+    own = zoo.MODELS[name].defaults
+    assert (subject.height, subject.frames) == (own["height"], own.get("num_frames", 1))
+    advice = advise(subject, machine_named("2xa100", "nvlink3"), only=[[CfgParallel()]])
+    assert 0 < advice.serial.decoding < advice.serial.seconds < 5
 
 
 def test_the_line_for_several_boxes_starts_with_torchrun() -> None:

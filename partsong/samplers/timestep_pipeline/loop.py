@@ -154,7 +154,7 @@ class _Chain:
                 if self.first <= block < total:
                     outgoing = self._work(block, incoming)
                     sends = dict.fromkeys(self._next, outgoing)
-                    if self.is_last and self.decodes:
+                    if self.is_last and self.decodes and not self.readers:
                         outputs[block] = self._finish(block, outgoing)
                     elif not self.decodes:
                         self.tracks.pop(block).call.close()
@@ -164,6 +164,8 @@ class _Chain:
                 done = slot - chain + 1
                 if self.axis.index in self.readers and self.first <= done < total:
                     final = recvs[self.order[-1]] = torch.empty_like(self._run(self.tracks[done], self.num_steps))
+                elif self.is_last and self.decodes and self.readers and self.first <= done < total:
+                    final = outgoing  # all ranks decode it in the same slot, in which they may share the work
                 flying = exchange(self.axis, sends, recvs, name="timestep pipeline")
             done -= 1 if self.readers else 0  # ranks that receive the latents have the frames a slot later
             if self.first <= done < total:
