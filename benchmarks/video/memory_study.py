@@ -22,6 +22,8 @@ from partsong.samplers import stream
 __all__ = ["study"]
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+#: Frames of a training video of the zoo.
+_CLIP = 31
 
 
 def study(
@@ -106,8 +108,14 @@ def _content(task: Any, prompt: str, later: tuple[int, str] | None, streamed: _S
         "identity_kept": task.identity_kept(prompt, video),
         "trend_colour": trend["colour"],
         "trend_size": trend["size"],
-        "later_facts_read": None if later is None else task.facts_read(later[1], after),
+        "later_facts_read": None if later is None else _facts_in_clips(task, later[1], after),
     }
+
+
+def _facts_in_clips(task: Any, caption: str, video: Any) -> float:
+    """Reads a caption's facts in clips as long as those that the models were trained on, and returns their mean."""
+    clips = [video[start : start + _CLIP] for start in range(0, len(video) - _CLIP + 1, _CLIP)]
+    return float(np.mean([task.facts_read(caption, clip) for clip in clips]))
 
 
 @dataclass(slots=True)

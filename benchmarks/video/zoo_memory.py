@@ -96,7 +96,8 @@ def _facts(row: dict[str, Any]) -> str:
     before = f"{100 * row['facts_read']:.0f} %"
     if row["later_facts_read"] is None:
         return before
-    return f"{before} before frame {SWITCHED}, then {100 * row['later_facts_read']:.0f} % of another caption's"
+    later = f"{100 * row['later_facts_read']:.0f} % of another caption's, read in clips of 31 frames"
+    return f"{before} before frame {SWITCHED}, then {later}"
 
 
 if __name__ == "__main__":

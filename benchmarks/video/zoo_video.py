@@ -26,6 +26,7 @@ CASES = [
     Case(model=MODEL, strategy=ClipParallel(stride=4)),
     Case(model=MODEL, strategy=LatentParallel()),
     Case(model=MODEL, strategy=LatentParallel(context=2)),
+    Case(model=MODEL, strategy=LatentParallel(context=2, overlap=0.5)),
     Case(model=MODEL, strategy=LatentParallel(context=None)),
     Case(model=MODEL, strategy=DualParallel()),
     Case(model=MODEL, strategy=DualParallel(admit_every=3)),
