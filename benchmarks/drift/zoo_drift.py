@@ -40,6 +40,7 @@ FEW: Cases = [
     *((LatentParallel(context=stride),) for stride in (None, 4, 2)),
     (LatentParallel(context=2, warmup_steps=1),),
     *((LatentParallel(context=2, overlap=0.5, warmup_steps=steps),) for steps in (0, 1)),
+    (LatentParallel(context=2, overlap=0.75),),
     *((DisplacedPatch(warmup_steps=steps),) for steps in (1, 2)),
 ]
 #: UNets see their part alone.

@@ -129,7 +129,8 @@ def _borders(case: Case, run: VideoRun, factor: int, world: int) -> list[int]:
         return run.borders
     latents = (run.num_frames - 1) // factor + 1
     if case.strategy is None:
-        starts = range(STRIDE, latents - WINDOW + 1, STRIDE)
+        # A video of one window has no border, and shows in its middle what others are compared with.
+        starts = range(STRIDE, latents - WINDOW + 1, STRIDE) or [latents // 2]
     else:
         starts = offsets(split_sizes(latents, max(world, 2)))[1:]
     return [1 + factor * (start - 1) for start in starts]

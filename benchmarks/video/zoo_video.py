@@ -26,7 +26,7 @@ CASES = [
     Case(model=MODEL, strategy=ClipParallel(stride=4)),
     Case(model=MODEL, strategy=LatentParallel()),
     Case(model=MODEL, strategy=LatentParallel(context=2)),
-    Case(model=MODEL, strategy=LatentParallel(context=2, overlap=0.5)),
+    *(Case(model=MODEL, strategy=LatentParallel(context=2, overlap=overlap)) for overlap in (0.5, 0.75)),
     Case(model=MODEL, strategy=LatentParallel(context=None)),
     Case(model=MODEL, strategy=DualParallel()),
     Case(model=MODEL, strategy=DualParallel(admit_every=3)),
@@ -47,8 +47,8 @@ class Config:
     """Frames of each video, in blocks of eight latents with two frames each."""
     captions: int = 20
     """How many fresh captions, with one video each."""
-    methods: str = ""
-    """Only strategies whose name begins with this."""
+    methods: tuple[str, ...] = ("",)
+    """Only strategies whose names begin with one of these."""
     seed: int = 1
     """Seed of captions and noise; the settings of the models were chosen on 0."""
 
