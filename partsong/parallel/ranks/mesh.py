@@ -106,6 +106,10 @@ class Axis:
         """
         return split_sizes(total, self.size, self.shares, least)
 
+    def by_sockets(self) -> Axis:
+        """Returns the axis with messages that share no memory, for long waits, which then take no processor time."""
+        return replace(self, shared=None)
+
     @property
     def told_shares(self) -> str:
         """Says by which shares a length is cut, as the end of a phrase; empty where they are equal."""

@@ -1,4 +1,7 @@
-"""Takes objects from rank to rank: gives every rank one of the first, or sends one from a rank to another."""
+"""Takes objects from rank to rank: gives every rank one of the first, or sends one from a rank to another.
+
+Ranks of a server wait for the next object for hours, so these messages go through sockets.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def share_object(axis: Axis, value: Any, *, name: str) -> Any:
     """
     if axis.size == 1:
         return value
-    is_first = axis.index == 0
+    is_first, axis = axis.index == 0, axis.by_sockets()
     body = pickle.dumps(value) if is_first else b""
     first = broadcast(axis, _first(body), name=name)
     length = _length(first)
@@ -59,7 +62,7 @@ def send_object(axis: Axis, peer: int, value: Any, *, name: str) -> None:
     Raises:
         DistributedError: the receiver is gone.
     """
-    body = pickle.dumps(value)
+    body, axis = pickle.dumps(value), axis.by_sockets()
     exchange(axis, {peer: _first(body)}, {}, name=name).wait()
     if len(body) > _SHORT:
         exchange(axis, {peer: _bytes(body[_SHORT:])}, {}, name=name).wait()
@@ -67,7 +70,7 @@ def send_object(axis: Axis, peer: int, value: Any, *, name: str) -> None:
 
 def receive_object(axis: Axis, peer: int, *, name: str) -> Any:
     """Waits for an object that one rank of the axis sends with `send_object`; arguments and errors are those there."""
-    first = _first(b"")
+    first, axis = _first(b""), axis.by_sockets()
     exchange(axis, {}, {peer: first}, name=name).wait()
     return _object(first, _rest(axis, peer, first, name))
 
@@ -92,7 +95,7 @@ class ObjectInbox:
     """
 
     def __init__(self, axis: Axis, peer: int, *, name: str) -> None:
-        self._axis, self._peer, self._name = axis, peer, name
+        self._axis, self._peer, self._name = axis.by_sockets(), peer, name
         self._asked: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._arrived = threading.Event()
         self._error: RuntimeError | None = None

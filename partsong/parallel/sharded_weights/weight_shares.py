@@ -34,7 +34,8 @@ class WeightShares(Shards):
     axes = AXES
 
     def __init__(self, module: nn.Module, units: list[nn.Module], axis: Axis, device: torch.device) -> None:
-        self.module, self.axis = module, axis
+        # Memory that ranks share would hold each block's weights once more, and a rank should hold few.
+        self.module, self.axis = module, (axis := axis.by_sockets())
         self.shards = TorchShards(module, units, axis, device)
         self.dry = DryBlocks(self.shards.units, [size * axis.size for size in self.shards.sizes], self._gather)
 
