@@ -30,19 +30,14 @@ from tests.recipe_module import loaded
 
 STEP = re.compile(r"(\d+)([-+*])(\d+)=(\d+)(!|, |: yes\. answer: )?")
 SIGNS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
-WORD = re.compile(r"!|(-)?([a-f])([1-6])(\?)?([1-6])?")
+WORD = re.compile(r"!|(-)?([a-d])([1-4])(\?)?([1-4])?")
 ANSWER = ": yes. answer: "
 
 
 def drawn(task: str, num: int) -> list[SearchProblem]:
     """Problems of training and fresh ones."""
-    draw, rng = TASKS[task].training(3), random.Random(1)
-    return [draw(rng) for _ in range(num)] + TASKS[task].fresh(num, 5)
-
-
-@pytest.fixture(autouse=True)
-def few_sudokus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partsong_zoo.search.problems.POOL", 30)
+    rng = random.Random(1)
+    return [TASKS[task].draw(rng, fresh=False) for _ in range(num)] + TASKS[task].fresh(num, 5)
 
 
 # --- countdowns -------------------------------------------------------------------------------------------------------
@@ -100,14 +95,14 @@ def test_a_countdown_is_searched_step_by_step(numbers: tuple[int, ...]) -> None:
 
 def possible(cells: list[int], place: int) -> set[int]:
     """The digits after which a square without any other can still be filled by the solver's rule of units."""
-    return {digit for digit in range(1, 7) if _fits(cells, place, digit)}
+    return {digit for digit in range(1, 5) if _fits(cells, place, digit)}
 
 
 def _fits(cells: list[int], place: int, digit: int) -> bool:
-    row, column = divmod(place, 6)
+    row, column = divmod(place, 4)
     for other, said in enumerate(cells):
-        line, across = divmod(other, 6)
-        together = line == row or across == column or (line // 2, across // 3) == (row // 2, column // 3)
+        line, across = divmod(other, 4)
+        together = line == row or across == column or (line // 2, across // 2) == (row // 2, column // 2)
         if said == digit and together:
             return False
     return True
@@ -121,13 +116,12 @@ def follow_sudoku(clues: list[int], text: str) -> int:
     refused: dict[tuple[int, ...], set[int]] = {}
     for word in words:
         empty = [place for place, digit in enumerate(cells) if not digit]
-        least = min(len(possible(cells, place)) for place in empty) if empty else 1
         if word[0] == "!":
-            assert least == 0 and not going_back
+            assert not possible(cells, empty[0]) and not going_back
             ends, going_back = ends + 1, True
             continue
         back, row, column, mark, digit = word.groups()
-        place = 6 * "abcdef".index(row) + int(column) - 1
+        place = 4 * "abcd".index(row) + int(column) - 1
         if back:
             assert going_back and not digit
             was, guessed = stack.pop()
@@ -137,20 +131,19 @@ def follow_sudoku(clues: list[int], text: str) -> int:
             going_back = not guessed
             continue
         left = possible(cells, place) - refused.get((*cells, place), set())
-        assert not going_back and int(digit) in left and not cells[place]
-        assert len(possible(cells, place)) == least
+        assert not going_back and int(digit) in left and place == empty[0]
         assert bool(mark) == (len(left) > 1)
         cells[place] = int(digit)
         stack.append((place, bool(mark)))
-    assert [tuple(cells)] == solve(clues, 6)
+    assert [tuple(cells)] == solve(clues, 4)
     return ends
 
 
 def square(text: str) -> list[int]:
     """The cells of a text in which nothing is emptied."""
-    cells = [0] * 36
-    for row, column, digit in re.findall("([a-f])([1-6])([1-6])", text):
-        cells[6 * "abcdef".index(row) + int(column) - 1] = int(digit)
+    cells = [0] * 16
+    for row, column, digit in re.findall("([a-d])([1-4])([1-4])", text):
+        cells[4 * "abcd".index(row) + int(column) - 1] = int(digit)
     return cells
 
 
@@ -159,7 +152,7 @@ def test_a_sudoku_is_searched_step_by_step() -> None:
     for one in drawn("sudoku", 40):
         clues = square(one.question)
         ends += follow_sudoku(clues, one.search)
-        (solution,) = solve(clues, 6)
+        (solution,) = solve(clues, 4)
         assert square(one.question + one.direct) == list(solution)
         assert sudokus.written(square(one.direct)) == one.direct
     assert ends > 5
@@ -167,9 +160,9 @@ def test_a_sudoku_is_searched_step_by_step() -> None:
 
 def test_answers_to_sudokus_are_judged() -> None:
     (one,), judge = TASKS["sudoku"].fresh(1, 2), TASKS["sudoku"].is_right
-    words = re.findall(r"[a-f][1-6][1-6]", one.direct)
+    words = re.findall(r"[a-d][1-4][1-4]", one.direct)
     assert judge(one.question, one.direct) and judge(one.question, one.search)
-    other, cell = words[0][:2] + str(int(words[0][2]) % 6 + 1), words[0][:2]
+    other, cell = words[0][:2] + str(int(words[0][2]) % 4 + 1), words[0][:2]
     assert judge(one.question, "".join([other, "-", cell, *words]))
     for wrong in (
         *(words[1:], [other, *words[1:]], [*words, words[0]], [], [*words, one.question[:3]], [*words, "a"]),
@@ -194,9 +187,8 @@ def test_problems_follow_the_seed_and_fit(task: str) -> None:
 
 
 def test_a_step_of_both_ways_has_as_many_tokens_and_learns_what_is_written() -> None:
-    draw = TASKS["countdown"].training(0)
     for way in ("direct", "search"):
-        batches = draw_batches(draw, random.Random(2), way, 900)
+        batches = draw_batches(TASKS["countdown"], random.Random(2), way, 900)
         assert 900 <= sum(int((batch.ids != PAD).sum()) for batch in batches) < 1300
         for batch in batches:
             for ids, learned in zip(batch.ids.tolist(), batch.learned.tolist(), strict=True):
@@ -208,9 +200,7 @@ def test_a_step_of_both_ways_has_as_many_tokens_and_learns_what_is_written() -> 
 def test_the_loss_is_the_mean_over_all_tokens() -> None:
     torch.manual_seed(0)
     model = build_model(1, 1)
-    whole, parts = (
-        draw_batches(TASKS["countdown"].training(0), random.Random(2), "search", 500, parts=n) for n in (1, 3)
-    )
+    whole, parts = (draw_batches(TASKS["countdown"], random.Random(2), "search", 500, parts=n) for n in (1, 3))
     assert len(whole) == 1 and len(parts) == 3
     assert float(mean_loss(model, parts)) == pytest.approx(float(mean_loss(model, whole)), rel=1e-5)
 
@@ -267,7 +257,7 @@ def test_the_recipe_makes_a_stock_folder_and_scores(recipe: ModuleType, tmp_path
     assert AutoTokenizer.from_pretrained(folder)(one.search).input_ids == WORDS.encode(one.search)
     scores = json.loads((tmp_path / f"scores-{task}-{way}.json").read_text())
     assert 0 <= scores["right"] <= scores["finished"] <= 1 and 0 < scores["tokens"] <= TASKS[task].most
-    batches = draw_batches(TASKS[task].training(4), random.Random(8), way, 800)
+    batches = draw_batches(TASKS[task], random.Random(8), way, 800)
     with torch.no_grad():
         assert float(mean_loss(model, batches)) < 0.98 * float(mean_loss(recipe.new_model(config), batches))
 

@@ -1,8 +1,9 @@
 """Trains a small model to answer directly, or to write a search with its dead ends first: countdowns or sudokus.
 
 "make 69 from 2 11 12", directly: "11+12=23, ..."; as a search: every step that is tried, "!" where one misses the
-target, and "<" for the way back. In a sudoku of 6 x 6 cells "a13" is a 3 in row a. A direct answer fills the empty
-cells line by line; a search goes on where the fewest digits are possible, and marks guesses and dead ends.
+target, and "<" for the way back. In a sudoku of 4 x 4 cells "a13" is a 3 in row a. A direct answer fills the empty
+cells line by line; a search goes the same way, but tries one possible digit after another, and marks guesses ("?"),
+dead ends ("!") and the way back ("-").
 
 Each run trains one model, and a step of all has as many tokens, so that equal steps are equal computing:
 
@@ -83,7 +84,6 @@ def train(config: Config, world: World) -> None:
     """Runs stage 1."""
     model: Any = new_model(config)
     model = model.to(world.device).train()
-    draw = TASKS[config.task].training(config.seed)
     stage = TrainingStage(
         world,
         checkpoint(config),
@@ -96,7 +96,7 @@ def train(config: Config, world: World) -> None:
     )
 
     def loss(rng: np.random.Generator) -> tuple[Tensor, str]:
-        batches = draw_batches(draw, random.Random(int(rng.integers(2**62))), config.way, config.tokens)
+        batches = draw_batches(TASKS[config.task], random.Random(int(rng.integers(2**62))), config.way, config.tokens)
         with mixed_precision(world):
             mean = mean_loss(model, [batch.to(world.device) for batch in batches])
         return mean, f"of {sum(len(batch.ids) for batch in batches)} texts"

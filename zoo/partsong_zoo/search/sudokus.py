@@ -1,4 +1,4 @@
-"""Writes sudokus of 6 x 6 cells as text: clues, answers, and depth-first searches with their dead ends.
+"""Writes sudokus of 4 x 4 cells as text: clues, answers and depth-first searches with their dead ends.
 
 `a13` is a 3 in the first cell of row a. Cells are words, and so are digits.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import random
 import re
 from collections.abc import Sequence
@@ -13,24 +14,24 @@ from collections.abc import Sequence
 from partsong.evals.reasoning.tasks.sudoku import is_solved
 from partsong.evals.reasoning.tasks.sudoku_solver import BOXES
 
-__all__ = ["CELLS", "GUESS", "SIZE", "STUCK", "UNDO", "answer_of", "follow", "is_right", "moved", "searched", "written"]
+__all__ = ["CELLS", "GUESS", "SIZE", "STUCK", "answer_of", "follow", "is_right", "searched", "written"]
 
-SIZE = 6
+SIZE = 4
 #: Stands between a cell and a digit that is one of several, at a dead end, and before a cell that is emptied again.
 GUESS, STUCK, UNDO = "?", "!", "-"
 #: The words for all cells.
-CELLS = tuple(f"{row}{column + 1}" for row in "abcdef" for column in range(SIZE))
+CELLS = tuple(f"{row}{column + 1}" for row in "abcd" for column in range(SIZE))
 _NUMBERS = {cell: place for place, cell in enumerate(CELLS)}
-_MOVE = re.compile(r"(-?)([a-f][1-6])(?:\??([1-6]))?|!")
+_MOVE = re.compile(r"(-?)([a-d][1-4])(?:\??([1-4]))?|!")
 
 
 def written(cells: Sequence[int]) -> str:
     """Writes the digits of some cells in order.
 
     Args:
-        cells: 36 digits line by line, 0 where nothing is written.
+        cells: 16 digits line by line, 0 where nothing is written.
 
-    >>> written([0, 4, *34 * [0]])
+    >>> written([0, 4, *14 * [0]])
     'a24'
     """
     return "".join(f"{CELLS[place]}{digit}" for place, digit in enumerate(cells) if digit)
@@ -40,14 +41,14 @@ def follow(clues: Sequence[int], text: str) -> list[int] | None:
     """Fills a square as a text says; None if the text cannot be read, or fills a full cell or empties another one.
 
     Args:
-        clues: 36 digits line by line, 0 for an empty cell.
+        clues: 16 digits line by line, 0 for an empty cell.
         text: an answer or a search.
 
     Returns:
-        36 digits, 0 for a cell that is still empty.
+        16 digits, 0 for a cell that is still empty.
 
-    >>> follow([0] * 36, "a24b1?6-b1")[:7]
-    [0, 4, 0, 0, 0, 0, 0]
+    >>> follow([0] * 16, "a24b1?3-b1")[:5]
+    [0, 4, 0, 0, 0]
     """
     cells, end = list(clues), 0
     for move in _MOVE.finditer(text):
@@ -87,14 +88,15 @@ def is_right(question: str, text: str) -> bool:
 
 
 def searched(clues: Sequence[int], rng: random.Random) -> str:
-    """Writes a depth-first search for the solution, which goes on at a cell with the fewest possible digits.
+    """Writes a depth-first search for the solution, which goes through the empty cells line by line.
 
-    A digit is a guess (`?`) if another one is left to be tried in its cell. At a dead end (`!`), where a cell has no
-    possible digit, all cells since the last guess are emptied (`-`), the last one first, and the guessed one with them.
+    A digit is a guess (`?`) if another possible one is left to be tried in its cell. At a dead end (`!`), where the
+    next cell has no possible digit, all cells since the last guess are emptied (`-`), the last one first, and the
+    guessed one with them.
 
     Args:
-        clues: 36 digits line by line, 0 for an empty cell.
-        rng: chooses among cells with equally few digits, and the order of the digits of a guess.
+        clues: 16 digits line by line, 0 for an empty cell.
+        rng: gives the order of a cell's digits.
     """
     words: list[str] = []
     _search(list(clues), rng, words)
@@ -102,17 +104,16 @@ def searched(clues: Sequence[int], rng: random.Random) -> str:
 
 
 def _search(cells: list[int], rng: random.Random, words: list[str]) -> bool:
-    free = {place: _possible(cells, place) for place, digit in enumerate(cells) if not digit}
-    if not free:
+    if 0 not in cells:
         return True
-    least = min(map(len, free.values()))
-    if not least:
+    place = cells.index(0)
+    taken = {cells[peer] for peer in _peers()[place]}
+    digits = [digit for digit in range(1, SIZE + 1) if digit not in taken]
+    if not digits:
         words.append(STUCK)
-        return False
-    place = rng.choice([place for place, digits in free.items() if len(digits) == least])
-    digits = rng.sample(free[place], least)
-    for digit in digits:
-        words.append(f"{CELLS[place]}{GUESS if digit != digits[-1] else ''}{digit}")
+    for digit in rng.sample(digits, len(digits)):
+        digits.remove(digit)
+        words.append(f"{CELLS[place]}{GUESS if digits else ''}{digit}")
         cells[place] = digit
         if _search(cells, rng, words):
             return True
@@ -121,41 +122,12 @@ def _search(cells: list[int], rng: random.Random, words: list[str]) -> bool:
     return False
 
 
-def _possible(cells: Sequence[int], place: int) -> list[int]:
-    taken = {cells[peer] for peer in _peers()[place]}
-    return [digit for digit in range(1, SIZE + 1) if digit not in taken]
-
-
 @functools.cache
 def _peers() -> tuple[tuple[int, ...], ...]:
     """Returns for each cell the others of its row, column and box."""
     height, width = BOXES[SIZE]
     units = [(p // SIZE, p % SIZE, (p // SIZE // height, p % SIZE // width)) for p in range(SIZE * SIZE)]
     return tuple(
-        tuple(
-            p for p, other in enumerate(units) if p != place and any(a == b for a, b in zip(unit, other, strict=True))
-        )
+        tuple(p for p, other in enumerate(units) if p != place and any(map(operator.eq, unit, other)))
         for place, unit in enumerate(units)
     )
-
-
-def moved(texts: Sequence[str], rng: random.Random) -> list[str]:
-    """Draws a symmetry of the square, and applies it to texts: other digits, and other rows and columns of the boxes.
-
-    What is right of the old square is right of the new one.
-    """
-    height, width = BOXES[SIZE]
-    rows, columns = _shuffled(height, rng), _shuffled(width, rng)
-    digits = rng.sample(range(1, SIZE + 1), SIZE)
-    cells = {cell: CELLS[SIZE * rows[place // SIZE] + columns[place % SIZE]] for cell, place in _NUMBERS.items()}
-
-    def renamed(match: re.Match[str]) -> str:
-        return cells.get(match[0]) or str(digits[int(match[0]) - 1])
-
-    return [re.sub(r"[a-f][1-6]|[1-6]", renamed, text) for text in texts]
-
-
-def _shuffled(band: int, rng: random.Random) -> list[int]:
-    """Shuffles lines that stand in bands: the bands among each other, and the lines inside each."""
-    bands = rng.sample(range(0, SIZE, band), SIZE // band)
-    return [line for low in bands for line in rng.sample(range(low, low + band), band)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from partsong_zoo.chat_model import EOS, MODEL, PAD, USER
 from partsong_zoo.search.model import WORDS
-from partsong_zoo.search.problems import SearchProblem
+from partsong_zoo.search.problems import SearchTask
 from partsong_zoo.sums.training import SumsBatch, loss_of
 
 __all__ = ["Way", "draw_batches", "mean_loss"]
@@ -22,13 +22,11 @@ __all__ = ["Way", "draw_batches", "mean_loss"]
 Way = Literal["direct", "search"]
 
 
-def draw_batches(
-    draw: Callable[[random.Random], SearchProblem], rng: random.Random, way: Way, tokens: int, parts: int = 4
-) -> list[SumsBatch]:
+def draw_batches(task: SearchTask, rng: random.Random, way: Way, tokens: int, parts: int = 4) -> list[SumsBatch]:
     """Draws problems until their texts have enough tokens; both ways train on as many tokens a step.
 
     Args:
-        draw: draws a problem.
+        task: the kind of problems.
         rng: where the draws come from.
         way: what is learned.
         tokens: how many tokens the texts have, padding not counted.
@@ -37,7 +35,7 @@ def draw_batches(
     rows: list[tuple[list[int], int]] = []
     total = 0
     while total < tokens:
-        one = draw(rng)
+        one = task.draw(rng, fresh=False)
         prompt = [USER, *WORDS.encode(one.question), MODEL]
         rows.append(([*prompt, *WORDS.encode(one.direct if way == "direct" else one.search), EOS], len(prompt)))
         total += len(rows[-1][0])

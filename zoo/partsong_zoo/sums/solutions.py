@@ -237,30 +237,30 @@ def searched(problem: SumsProblem) -> str:
     >>> searched(parse("make 15 from 2 3 9"))
     '2+3=5, 5+9=14!9-5=4!5*9=45!<2*3=6, 6+9=15: yes. answer: 2*3+9'
     """
-    said: list[str] = []
-    if not _search(tuple(_Value(number, str(number)) for number in problem.numbers), problem.target, said):
+    words: list[str] = []
+    if not _search(tuple(_Value(number, str(number)) for number in problem.numbers), problem.target, words):
         raise ArgumentError(f"no solution of {problem.question!r}")
-    return "".join(said)
+    return "".join(words)
 
 
-def _search(pool: tuple[_Value, ...], target: int, said: list[str]) -> bool:
+def _search(pool: tuple[_Value, ...], target: int, words: list[str]) -> bool:
     for (i, first), (j, second) in itertools.combinations(enumerate(pool), 2):
         rest = tuple(value for place, value in enumerate(pool) if place not in (i, j))
         for sign in "+-*":
             step = _join(first, second, sign)
             if step is None or any(step[2].number == value.number for value in rest):
                 continue
-            said.append(f"{step[0]}={step[1]}")
+            words.append(f"{step[0]}={step[1]}")
             if not rest and step[2].number == target:
-                said.append(f": yes. answer: {step[2].text}")
+                words.append(f": yes. answer: {step[2].text}")
                 return True
             if not rest:
-                said.append("!")
+                words.append("!")
                 continue
-            said.append(", ")
-            if _search((step[2], *rest), target, said):
+            words.append(", ")
+            if _search((step[2], *rest), target, words):
                 return True
-            said.append("<")
+            words.append("<")
     return False
 
 
