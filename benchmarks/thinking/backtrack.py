@@ -20,6 +20,7 @@ from partsong.evals.reasoning.intervals import Resampler
 from partsong_zoo.folders import load_folder
 from partsong_zoo.search.model import WORDS, flops
 from partsong_zoo.search.problems import TASKS, SearchProblem
+from partsong_zoo.search.training import Way
 from partsong_zoo.sums.sampling import Draft, sample
 
 
@@ -35,7 +36,7 @@ class Config:
     """How the models were trained, for the note."""
     problems: int = 300
     """Fresh problems of each task."""
-    direct: int = 64
+    direct: int = 32
     """Direct answers of each problem."""
     search: int = 8
     """Searches of each problem."""
@@ -82,9 +83,11 @@ class Answers:
         return [1 - math.comb(drawn - right, num) / math.comb(drawn, num) for right in self.right]
 
 
-def answers(folder: Path, task: str, fresh: Sequence[SearchProblem], num: int, seed: int) -> Answers:
+def answers(folder: Path, task: str, way: Way, fresh: Sequence[SearchProblem], num: int, seed: int) -> Answers:
     """Lets a model answer."""
-    model, most, judge = load_folder(folder), TASKS[task].most, TASKS[task].is_right
+    model, judge = load_folder(folder), TASKS[task].is_right
+    longest = max(len(WORDS.encode(one.direct if way == "direct" else one.search)) for one in fresh)
+    most = min(TASKS[task].most, longest + 16)
     greedy = sample(model, [one.question for one in fresh], seed=None, most=most, words=WORDS)
     flat = sample(model, [one.question for one in fresh for _ in range(num)], seed=seed, most=most, words=WORDS)
     drawn = [flat[low : low + num] for low in range(0, len(flat), num)]
@@ -121,39 +124,44 @@ def counts(most: int) -> list[int]:
 def compared(run: Path, task: str, config: Config) -> list[dict[str, Any]]:
     """Returns the rows of a task's two models."""
     fresh = TASKS[task].fresh(config.problems, config.seed)
+    counted: dict[Way, int] = {"search": config.search, "direct": config.direct}
     both = {
-        way: answers(run / "export" / f"{task}-{way}", task, fresh, num, config.seed)
-        for way, num in (("search", config.search), ("direct", config.direct))
+        way: answers(run / "export" / f"{task}-{way}", task, way, fresh, num, config.seed)
+        for way, num in counted.items()
     }
-    search, direct = both["search"], both["direct"]
-    # As many answers as cost no more than the likeliest search, by tokens and by operations.
-    equal = [
-        min(config.direct, max(1, math.floor(search.tokens(0) / direct.tokens(1)))),
-        min(config.direct, max(1, math.floor((search.flops(0) - search.prompt_flops) / direct.drawn_flops))),
-    ]
-    sizes = {"search": [0, *counts(config.search)], "direct": sorted({0, *counts(config.direct), *equal})}
+    equal = as_dear(both["search"], both["direct"], config.direct)
+    sizes: dict[Way, list[int]] = {
+        "search": [0, *counts(config.search)],
+        "direct": sorted({0, *counts(config.direct), *equal.values()}),
+    }
     scores = {f"{way} {num}": both[way].scores(num) for way, nums in sizes.items() for num in nums}
     resampled = Resampler(scores, seed=config.seed)
     rows: list[dict[str, Any]] = []
-    for way, nums in sizes.items():
-        for num in nums:
-            one, name = both[way], f"{way} {num}"
-            low, high = resampled.interval(name)
-            gain = resampled.difference(name, "search 0")
-            votes = [vote(problem.question, task, each[:num]) for problem, each in zip(fresh, one.drawn, strict=True)]
-            rows.append(
-                {
-                    "run": run.name, "task": task, "model": way, "n": num, "problems": len(fresh),
-                    "right": sum(scores[name]) / len(fresh), "low": low, "high": high,
-                    "voted": sum(votes) / len(votes) if num else None,
-                    "tokens": one.tokens(num), "flops": one.flops(num),
-                    "equal": [what for what, n in zip(("tokens", "operations"), equal, strict=True)
-                              if way == "direct" and n == num],
-                    "to_search": gain.mean, "to_search_low": gain.low, "to_search_high": gain.high,
-                    "finished": sum(text.finished for text in one.greedy) / len(fresh),
-                }
-            )  # fmt: skip
+    for way, num in ((way, num) for way, nums in sizes.items() for num in nums):
+        one, name = both[way], f"{way} {num}"
+        (low, high), gain = resampled.interval(name), resampled.difference(name, "search 0")
+        votes = [vote(problem.question, task, each[:num]) for problem, each in zip(fresh, one.drawn, strict=True)]
+        rows.append(
+            {
+                "run": run.name, "task": task, "model": way, "n": num, "problems": len(fresh),
+                "right": sum(scores[name]) / len(fresh), "low": low, "high": high,
+                "voted": sum(votes) / len(votes) if num else None,
+                "tokens": one.tokens(num), "flops": one.flops(num),
+                "equal": [what for what, n in equal.items() if way == "direct" and n == num],
+                "to_search": gain.mean, "to_search_low": gain.low, "to_search_high": gain.high,
+                "finished": sum(text.finished for text in one.greedy) / len(fresh),
+            }
+        )  # fmt: skip
     return rows
+
+
+def as_dear(search: Answers, direct: Answers, most: int) -> dict[str, int]:
+    """Returns how many direct answers, one at least, cost no more than the likeliest search, by what is counted."""
+    ratios = {
+        "tokens": search.tokens(0) / direct.tokens(1),
+        "operations": search.greedy_flops / direct.drawn_flops,
+    }
+    return {what: min(most, max(1, math.floor(ratio))) for what, ratio in ratios.items()}
 
 
 def main(config: Config) -> None:

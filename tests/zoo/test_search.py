@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from benchmarks.thinking.backtrack import Answers, counts, vote
+from benchmarks.thinking.backtrack import Answers, as_dear, counts, vote
 from partsong.errors import ArgumentError
 from partsong.evals.reasoning.tasks.sudoku_solver import solve
 from partsong_zoo.chat_model import CONTEXT, EOS, MODEL, PAD, USER
@@ -228,6 +228,9 @@ def test_chances_of_some_draws_and_votes() -> None:
     assert (one.tokens(0), one.tokens(3), one.flops(0), one.flops(3)) == (4.0, 12.0, 17.0, 25.0)
     assert vote("make 7 from 5 2 1", "countdown", texts) and not vote("make 7 from 5 2 1", "countdown", texts[:1])
     assert not vote("make 7 from 5 2 1", "countdown", [Draft("5", False, 3, 1)])
+    long = Answers([Draft("", True, 3, 22)], [], [], [True], 10.0, 14.0, 5.0)
+    assert as_dear(long, one, 9) == {"tokens": 5, "operations": 2} and as_dear(long, one, 4)["tokens"] == 4
+    assert as_dear(one, one, 9) == {"tokens": 1, "operations": 1}
     assert counts(9) == [1, 2, 4, 8]
 
 
