@@ -18,7 +18,7 @@ import tyro
 from benchmarks.filing import file_result, markdown_table, result_path
 from partsong.evals.reasoning.intervals import Resampler
 from partsong_zoo.folders import load_folder
-from partsong_zoo.search.model import WORDS, flops
+from partsong_zoo.search.model import LANGUAGES, flops
 from partsong_zoo.search.problems import TASKS, SearchProblem
 from partsong_zoo.search.training import Way
 from partsong_zoo.sums.sampling import Draft, sample
@@ -85,11 +85,13 @@ class Answers:
 
 def answers(folder: Path, task: str, way: Way, fresh: Sequence[SearchProblem], num: int, seed: int) -> Answers:
     """Lets a model answer."""
-    model, judge = load_folder(folder), TASKS[task].is_right
-    longest = max(len(WORDS.encode(one.direct if way == "direct" else one.search)) for one in fresh)
+    model, judge, words = load_folder(folder), TASKS[task].is_right, LANGUAGES[task]
+    longest = max(len(words.encode(one.direct if way == "direct" else one.search)) for one in fresh)
     most = min(TASKS[task].most, longest + 16)
-    greedy = sample(model, [one.question for one in fresh], seed=None, most=most, words=WORDS)
-    flat = sample(model, [one.question for one in fresh for _ in range(num)], seed=seed, most=most, words=WORDS)
+    greedy = sample(model, [one.question for one in fresh], seed=None, most=most, words=words)
+    flat = sample(
+        model, [one.question for one in fresh for _ in range(num)], seed=seed, most=most, words=LANGUAGES[task]
+    )
     drawn = [flat[low : low + num] for low in range(0, len(flat), num)]
 
     def more(texts: Sequence[Draft]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from partsong.errors import ArgumentError
 from partsong.evals.reasoning.tasks.sudoku_solver import solve
 from partsong_zoo.chat_model import CONTEXT, EOS, MODEL, PAD, USER
 from partsong_zoo.search import TASKS, sudokus
-from partsong_zoo.search.model import WORDS, build_model, flops
+from partsong_zoo.search.model import LANGUAGES, build_model, flops
 from partsong_zoo.search.problems import SearchProblem
 from partsong_zoo.search.training import Way, draw_batches, mean_loss
 from partsong_zoo.sums import parse, support
@@ -30,7 +31,7 @@ from tests.recipe_module import loaded
 
 STEP = re.compile(r"(\d+)([-+*])(\d+)=(\d+)(!|, |: yes\. answer: )?")
 SIGNS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
-WORD = re.compile(r"!|(-)?([a-d])([1-4])(\?)?([1-4])?")
+WORD = re.compile(r"!|(-)?([a-f])([1-6])(\?)?([1-6])?")
 ANSWER = ": yes. answer: "
 
 
@@ -94,25 +95,22 @@ def test_a_countdown_is_searched_step_by_step(numbers: tuple[int, ...]) -> None:
 
 
 def possible(cells: list[int], place: int) -> set[int]:
-    """The digits after which a square without any other can still be filled by the solver's rule of units."""
-    return {digit for digit in range(1, 5) if _fits(cells, place, digit)}
-
-
-def _fits(cells: list[int], place: int, digit: int) -> bool:
-    row, column = divmod(place, 4)
-    for other, said in enumerate(cells):
-        line, across = divmod(other, 4)
-        together = line == row or across == column or (line // 2, across // 2) == (row // 2, column // 2)
-        if said == digit and together:
-            return False
-    return True
+    """The digits that no cell of the same row, column or box has."""
+    size = math.isqrt(len(cells))
+    height, width, (row, column) = 2, size // 2, divmod(place, size)
+    together = {
+        said
+        for (line, across), said in zip(((n // size, n % size) for n in range(size * size)), cells, strict=True)
+        if line == row or across == column or (line // height, across // width) == (row // height, column // width)
+    }
+    return set(range(1, size + 1)) - together
 
 
 def follow_sudoku(clues: list[int], text: str) -> int:
     """Works through a search by a stack of placements; the number of dead ends."""
     cells, stack, ends, words = list(clues), list[tuple[int, bool]](), 0, [*WORD.finditer(text)]
     assert "".join(word[0] for word in words) == text
-    going_back = False
+    going_back, size = False, math.isqrt(len(clues))
     refused: dict[tuple[int, ...], set[int]] = {}
     for word in words:
         empty = [place for place, digit in enumerate(cells) if not digit]
@@ -121,7 +119,7 @@ def follow_sudoku(clues: list[int], text: str) -> int:
             ends, going_back = ends + 1, True
             continue
         back, row, column, mark, digit = word.groups()
-        place = 4 * "abcd".index(row) + int(column) - 1
+        place = size * "abcdef".index(row) + int(column) - 1
         if back:
             assert going_back and not digit
             was, guessed = stack.pop()
@@ -135,38 +133,47 @@ def follow_sudoku(clues: list[int], text: str) -> int:
         assert bool(mark) == (len(left) > 1)
         cells[place] = int(digit)
         stack.append((place, bool(mark)))
-    assert [tuple(cells)] == solve(clues, 4)
+    assert [tuple(cells)] == solve(clues, size)
     return ends
 
 
-def square(text: str) -> list[int]:
+def square(text: str, size: int) -> list[int]:
     """The cells of a text in which nothing is emptied."""
-    cells = [0] * 16
-    for row, column, digit in re.findall("([a-d])([1-4])([1-4])", text):
-        cells[4 * "abcd".index(row) + int(column) - 1] = int(digit)
+    cells = [0] * size * size
+    for row, column, digit in re.findall("([a-f])([1-6])([1-6])", text):
+        cells[size * "abcdef".index(row) + int(column) - 1] = int(digit)
     return cells
 
 
-def test_a_sudoku_is_searched_step_by_step() -> None:
+@pytest.mark.parametrize("size", [4, 6])
+def test_a_sudoku_is_searched_step_by_step(size: int) -> None:
     ends = 0
-    for one in drawn("sudoku", 40):
-        clues = square(one.question)
+    for one in drawn(f"sudoku-{size}", 25):
+        clues = square(one.question, size)
         ends += follow_sudoku(clues, one.search)
-        (solution,) = solve(clues, 4)
-        assert square(one.question + one.direct) == list(solution)
-        assert sudokus.written(square(one.direct)) == one.direct
-    assert ends > 5
+        (solution,) = solve(clues, size)
+        assert square(one.question + one.direct, size) == list(solution)
+        assert sudokus.written(square(one.direct, size)) == one.direct
+    assert ends > 40
 
 
 def test_answers_to_sudokus_are_judged() -> None:
-    (one,), judge = TASKS["sudoku"].fresh(1, 2), TASKS["sudoku"].is_right
-    words = re.findall(r"[a-d][1-4][1-4]", one.direct)
+    (one,), judge = TASKS["sudoku-4"].fresh(1, 2), TASKS["sudoku-4"].is_right
+    words = re.findall(r"[a-f][1-6][1-6]", one.direct)
     assert judge(one.question, one.direct) and judge(one.question, one.search)
     other, cell = words[0][:2] + str(int(words[0][2]) % 4 + 1), words[0][:2]
     assert judge(one.question, "".join([other, "-", cell, *words]))
     for wrong in (
-        *(words[1:], [other, *words[1:]], [*words, words[0]], [], [*words, one.question[:3]], [*words, "a"]),
-        *([other, *words], [*words, "-", cell], ["-", one.question[:2], *words]),
+        *(
+            words[1:],
+            [other, *words[1:]],
+            [*words, words[0]],
+            [],
+            [*words, one.question[:3]],
+            [*words, "a"],
+            [*words, "e11"],
+        ),
+        *([*words, "a"], [*words, "e11"], [other, *words], [*words, "-", cell], ["-", one.question[:2], *words]),
     ):
         assert not judge(one.question, "".join(wrong))
 
@@ -181,14 +188,14 @@ def test_problems_follow_the_seed_and_fit(task: str) -> None:
     assert TASKS[task].fresh(3, 5) == TASKS[task].fresh(8, 5)[:3] != TASKS[task].fresh(3, 6)
     for problem in one:
         for text in (problem.direct, problem.search):
-            ids = WORDS.encode(text)
-            assert WORDS.decode(ids) == text and len(ids) < TASKS[task].most < CONTEXT - 60
+            ids = LANGUAGES[task].encode(text)
+            assert LANGUAGES[task].decode(ids) == text and len(ids) < TASKS[task].most < CONTEXT - 60
             assert TASKS[task].is_right(problem.question, text)
 
 
 def test_a_step_of_both_ways_has_as_many_tokens_and_learns_what_is_written() -> None:
     for way in ("direct", "search"):
-        batches = draw_batches(TASKS["countdown"], random.Random(2), way, 900)
+        batches = draw_batches("countdown", random.Random(2), way, 900)
         assert 900 <= sum(int((batch.ids != PAD).sum()) for batch in batches) < 1300
         for batch in batches:
             for ids, learned in zip(batch.ids.tolist(), batch.learned.tolist(), strict=True):
@@ -199,8 +206,8 @@ def test_a_step_of_both_ways_has_as_many_tokens_and_learns_what_is_written() -> 
 @torch.no_grad()
 def test_the_loss_is_the_mean_over_all_tokens() -> None:
     torch.manual_seed(0)
-    model = build_model(1, 1)
-    whole, parts = (draw_batches(TASKS["countdown"], random.Random(2), "search", 500, parts=n) for n in (1, 3))
+    model = build_model("countdown", 1, 1)
+    whole, parts = (draw_batches("countdown", random.Random(2), "search", 500, parts=n) for n in (1, 3))
     assert len(whole) == 1 and len(parts) == 3
     assert float(mean_loss(model, parts)) == pytest.approx(float(mean_loss(model, whole)), rel=1e-5)
 
@@ -209,7 +216,7 @@ def test_operations_are_counted() -> None:
     """Against the counter of torch, for one pass over all tokens, all of which it gives logits."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    model = build_model(2, 3)
+    model = build_model("countdown", 2, 3)
     model.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.ones(1, 20, dtype=torch.long))
@@ -249,7 +256,7 @@ def tiny(recipe: ModuleType, out: Path, **changed: Any) -> Any:
     return recipe.Config(out=str(out), **{**sizes, **changed})
 
 
-@pytest.mark.parametrize(("task", "way"), [("countdown", "direct"), ("sudoku", "search")])
+@pytest.mark.parametrize(("task", "way"), [("countdown", "direct"), ("sudoku-4", "search")])
 def test_the_recipe_makes_a_stock_folder_and_scores(recipe: ModuleType, tmp_path: Path, task: str, way: Way) -> None:
     config = tiny(recipe, tmp_path, task=task, way=way)
     recipe.run(config, World("cpu"))
@@ -257,10 +264,10 @@ def test_the_recipe_makes_a_stock_folder_and_scores(recipe: ModuleType, tmp_path
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     assert type(model) is LlamaForCausalLM and {p.dtype for p in model.parameters()} == {torch.float32}
     (one,) = TASKS[task].fresh(1, 9)
-    assert AutoTokenizer.from_pretrained(folder)(one.search).input_ids == WORDS.encode(one.search)
+    assert AutoTokenizer.from_pretrained(folder)(one.search).input_ids == LANGUAGES[task].encode(one.search)
     scores = json.loads((tmp_path / f"scores-{task}-{way}.json").read_text())
     assert 0 <= scores["right"] <= scores["finished"] <= 1 and 0 < scores["tokens"] <= TASKS[task].most
-    batches = draw_batches(TASKS[task], random.Random(8), way, 800)
+    batches = draw_batches(task, random.Random(8), way, 800)
     with torch.no_grad():
         assert float(mean_loss(model, batches)) < 0.98 * float(mean_loss(recipe.new_model(config), batches))
 

@@ -1,13 +1,13 @@
 """Trains a small model to answer directly, or to write a search with its dead ends first: countdowns or sudokus.
 
 "make 69 from 2 11 12", directly: "11+12=23, ..."; as a search: every step that is tried, "!" where one misses the
-target, and "<" for the way back. In a sudoku of 4 x 4 cells "a13" is a 3 in row a. A direct answer fills the empty
+target, and "<" for the way back. In a sudoku "a13" is a 3 in row a. A direct answer fills the empty
 cells line by line; a search goes the same way, but tries one possible digit after another, and marks guesses ("?"),
 dead ends ("!") and the way back ("-").
 
 Each run trains one model, and a step of all has as many tokens, so that equal steps are equal computing:
 
-    for task in countdown sudoku; do for way in direct search; do
+    for task in countdown sudoku-4 sudoku-6; do for way in direct search; do
         OMP_NUM_THREADS=1 python zoo/recipes/train_search.py --task $task --way $way --out runs/search
     done; done
 
@@ -30,7 +30,7 @@ from transformers import LlamaForCausalLM
 
 from partsong.errors import ArgumentError
 from partsong_zoo.folders import load_folder
-from partsong_zoo.search.model import WORDS, build_model, save_model
+from partsong_zoo.search.model import LANGUAGES, build_model, save_model
 from partsong_zoo.search.problems import TASKS
 from partsong_zoo.search.training import Way, draw_batches, mean_loss
 from partsong_zoo.sums.sampling import sample
@@ -47,7 +47,7 @@ class Config:
 
     out: str = "runs/search"  # The folder for everything that is written.
     stages: str = ",".join(STAGES)  # The stages to run, with commas between.
-    task: Literal["countdown", "sudoku"] = "sudoku"  # The kind of problems.
+    task: Literal["countdown", "sudoku-4", "sudoku-6"] = "sudoku-6"  # The kind of problems.
     way: Way = "search"  # What the model writes.
     seed: int = 0  # The seed of all draws.
     device: str = "cpu"  # Where to train: cpu or cuda.
@@ -65,7 +65,7 @@ class Config:
 def new_model(config: Config) -> LlamaForCausalLM:
     """Makes a model of random weights. Plain attention is the fastest on a CPU for rows this short."""
     torch.manual_seed(config.seed)
-    model = build_model(config.heads, config.depth)
+    model = build_model(config.task, config.heads, config.depth)
     model.set_attn_implementation("eager")
     return model
 
@@ -96,7 +96,7 @@ def train(config: Config, world: World) -> None:
     )
 
     def loss(rng: np.random.Generator) -> tuple[Tensor, str]:
-        batches = draw_batches(TASKS[config.task], random.Random(int(rng.integers(2**62))), config.way, config.tokens)
+        batches = draw_batches(config.task, random.Random(int(rng.integers(2**62))), config.way, config.tokens)
         with mixed_precision(world):
             mean = mean_loss(model, [batch.to(world.device) for batch in batches])
         return mean, f"of {sum(len(batch.ids) for batch in batches)} texts"
@@ -110,14 +110,14 @@ def export(config: Config, world: World) -> None:
         raise ArgumentError(f"no {checkpoint(config)}; run the stage 'train' first")
     model = new_model(config)
     model.load_state_dict(read_average(checkpoint(config)))
-    save_model(model, folder(config))
+    save_model(config.task, model, folder(config))
 
 
 def evaluate(config: Config, world: World) -> None:
     """Runs stage 3: writes `scores-TASK-WAY.json`."""
     task, model = TASKS[config.task], load_folder(folder(config))
     fresh = task.fresh(config.problems, config.seed + 1)
-    texts = sample(model, [one.question for one in fresh], seed=None, most=task.most, words=WORDS)
+    texts = sample(model, [one.question for one in fresh], seed=None, most=task.most, words=LANGUAGES[config.task])
     pairs = [*zip(fresh, texts, strict=True)]
     report = {
         "task": config.task,

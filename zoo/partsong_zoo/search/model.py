@@ -9,25 +9,26 @@ from transformers import LlamaForCausalLM
 
 from partsong_zoo.chat_model import Words, chat_llama
 from partsong_zoo.folders import save_folder
-from partsong_zoo.search.sudokus import CELLS, GUESS, STUCK
+from partsong_zoo.search.sudokus import GUESS, STUCK, UNDO, cell_words
 
-__all__ = ["WORDS", "build_model", "flops", "save_model"]
+__all__ = ["LANGUAGES", "build_model", "flops", "save_model"]
 
-#: The language of both tasks.
-WORDS = Words(
-    (": yes. answer: ", "make ", " from ", ", ", *CELLS),
-    f"0123456789+-*=() <{GUESS}{STUCK}",
-)
+#: The language of each task.
+LANGUAGES = {
+    "countdown": Words((": yes. answer: ", "make ", " from ", ", "), f"0123456789+-*=() <{STUCK}"),
+    "sudoku-4": Words(cell_words(4), f"1234{GUESS}{STUCK}{UNDO}"),
+    "sudoku-6": Words(cell_words(6), f"123456{GUESS}{STUCK}{UNDO}"),
+}
 
 
-def build_model(heads: int, depth: int) -> LlamaForCausalLM:
+def build_model(task: str, heads: int, depth: int) -> LlamaForCausalLM:
     """Makes a Llama of random weights; see `chat_llama`."""
-    return chat_llama(len(WORDS.texts), heads, depth)
+    return chat_llama(len(LANGUAGES[task].texts), heads, depth)
 
 
-def save_model(model: LlamaForCausalLM, folder: Path) -> None:
+def save_model(task: str, model: LlamaForCausalLM, folder: Path) -> None:
     """Saves a stock folder; see `save_folder`."""
-    save_folder(model, WORDS.tokenizer(normalizers.Lowercase()), folder)
+    save_folder(model, LANGUAGES[task].tokenizer(normalizers.Lowercase()), folder)
 
 
 def flops(model: LlamaForCausalLM, read: int, written: int) -> int:

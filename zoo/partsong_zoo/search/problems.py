@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Protocol
 
 from partsong.evals.reasoning.tasks.sudoku import problems
@@ -17,8 +18,8 @@ from partsong_zoo.sums import solutions
 
 __all__ = ["TASKS", "SearchProblem", "SearchTask", "countdown", "sudoku"]
 
-#: How many numbers a countdown has, and how many cells of a sudoku are empty at most.
-NUMBERS, HOLES = 3, 12
+#: How many numbers a countdown has.
+NUMBERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +77,43 @@ def countdown(rng: random.Random, *, fresh: bool) -> SearchProblem:
     return SearchProblem(example.question, example.solution, solutions.searched(sums.parse(example.question)))
 
 
-def sudoku(rng: random.Random, *, fresh: bool) -> SearchProblem:
-    """Draws a sudoku of 4 x 4 cells, 12 of them empty, or as many as leave one solution."""
+def sudoku(rng: random.Random, *, fresh: bool, size: int, holes: int, longest: int) -> SearchProblem:
+    """Draws a sudoku.
+
+    Args:
+        rng: where the draws come from.
+        fresh: whether it is one that is kept from training.
+        size: 4 or 6.
+        holes: how many cells are empty, or as many as leave one solution.
+        longest: the most words of a search; a sudoku that takes more is drawn anew.
+    """
     while True:
-        (one,) = problems(1, rng.getrandbits(62), size=sudokus.SIZE, holes=HOLES)
+        (one,) = problems(1, rng.getrandbits(62), size=size, holes=holes)
         clues, solution = one.facts["clues"], map(int, one.gold.replace("\n", ""))
-        question = sudokus.written(clues)
+        question, search = sudokus.written(clues), sudokus.searched(clues, rng)
+        # A cell is one word of two characters.
+        words = len(search) - sum(map(str.isalpha, search))
         # One in 16 is kept from training, by a hash.
-        if (hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % 16 == 0) == fresh:
+        held_out = hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % 16 == 0
+        if held_out == fresh and words <= longest:
             answer = sudokus.written([0 if clue else digit for clue, digit in zip(clues, solution, strict=True)])
-            return SearchProblem(question, answer, sudokus.searched(clues, rng))
+            return SearchProblem(question, answer, search)
 
 
-#: Both tasks, by name.
+def _sudokus(size: int, holes: int, longest: int) -> SearchTask:
+    return SearchTask(
+        draw=partial(sudoku, size=size, holes=holes, longest=longest),
+        answer_of=partial(sudokus.answer_of, size=size),
+        is_right=partial(sudokus.is_right, size=size),
+        most=longest + 100,
+    )
+
+
+#: All tasks, by name.
 TASKS = {
     "countdown": SearchTask(
         draw=countdown, answer_of=lambda _, text: sums.answer_of(text), is_right=sums.check, most=330
     ),
-    "sudoku": SearchTask(draw=sudoku, answer_of=sudokus.answer_of, is_right=sudokus.is_right, most=330),
+    "sudoku-4": _sudokus(4, 12, 250),
+    "sudoku-6": _sudokus(6, 20, 500),
 }

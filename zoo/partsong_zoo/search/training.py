@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from partsong_zoo.chat_model import EOS, MODEL, PAD, USER
-from partsong_zoo.search.model import WORDS
-from partsong_zoo.search.problems import SearchTask
+from partsong_zoo.search.model import LANGUAGES
+from partsong_zoo.search.problems import TASKS
 from partsong_zoo.sums.training import SumsBatch, loss_of
 
 __all__ = ["Way", "draw_batches", "mean_loss"]
@@ -22,22 +22,22 @@ __all__ = ["Way", "draw_batches", "mean_loss"]
 Way = Literal["direct", "search"]
 
 
-def draw_batches(task: SearchTask, rng: random.Random, way: Way, tokens: int, parts: int = 4) -> list[SumsBatch]:
+def draw_batches(task: str, rng: random.Random, way: Way, tokens: int, parts: int = 4) -> list[SumsBatch]:
     """Draws problems until their texts have enough tokens; both ways train on as many tokens a step.
 
     Args:
-        task: the kind of problems.
+        task: one of `TASKS`.
         rng: where the draws come from.
         way: what is learned.
         tokens: how many tokens the texts have, padding not counted.
         parts: how many batches they become. Texts of similar length stand together, which wastes little padding.
     """
     rows: list[tuple[list[int], int]] = []
-    total = 0
+    total, words = 0, LANGUAGES[task]
     while total < tokens:
-        one = task.draw(rng, fresh=False)
-        prompt = [USER, *WORDS.encode(one.question), MODEL]
-        rows.append(([*prompt, *WORDS.encode(one.direct if way == "direct" else one.search), EOS], len(prompt)))
+        one = TASKS[task].draw(rng, fresh=False)
+        prompt = [USER, *words.encode(one.question), MODEL]
+        rows.append(([*prompt, *words.encode(one.direct if way == "direct" else one.search), EOS], len(prompt)))
         total += len(rows[-1][0])
     rows.sort(key=lambda row: len(row[0]))
     cuts = [len(rows) * part // parts for part in range(parts + 1)]
