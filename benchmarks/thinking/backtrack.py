@@ -32,6 +32,8 @@ class Config:
     """Result files without suffix."""
     runs: tuple[Path, ...]
     """Folders that the recipe wrote, one for each seed."""
+    tasks: tuple[str, ...] = tuple(TASKS)
+    """Kinds of problems."""
     trained: str = ""
     """How the models were trained, for the note."""
     problems: int = 300
@@ -169,10 +171,10 @@ def as_dear(search: Answers, direct: Answers, most: int) -> dict[str, int]:
 def main(config: Config) -> None:
     """Answers the problems and writes the files."""
     torch.set_num_threads(1)
-    rows = [row for run in config.runs for task in TASKS for row in compared(run, task, config)]
+    rows = [row for run in config.runs for task in config.tasks for row in compared(run, task, config)]
     note = (
         f"{config.trained} {config.problems} fresh problems of each task, float32. `right`: the likeliest text (n "
-        f"empty), or one of n draws at temperature 1 at least, which a check of answers finds; chances over "
+        "empty), or one of n draws at temperature 1 at least, which a check of answers finds; chances over "
         f"{config.direct} draws of the direct model and {config.search} of the search. `voted`: the most frequent "
         "answer of n draws, without that check. Tokens are those written, operations (additions and products, those of "
         "attention counted) have the prompt once. Intervals, and differences to the likeliest search on the same "
