@@ -11,7 +11,7 @@ Each run trains one model, and a step of all has as many tokens, so that equal s
         OMP_NUM_THREADS=1 python zoo/recipes/train_search.py --task $task --way $way --out runs/search
     done; done
 
-Sudokus of 6 x 6 cells (`sudoku-6`) take more: in 600 steps of searches no model learned which digits are possible.
+Sudokus of 6 x 6 cells (`sudoku-6`) take more: 600 steps did not teach a search which digits are possible.
 
 There are three stages: `train`; `export`, which writes the averaged weights as a stock folder `export/TASK-WAY/`; and
 `evaluate`, which answers fresh problems greedily. `benchmarks/thinking/backtrack.py` compares the models.
