@@ -226,13 +226,13 @@ FILED: tuple[Filed, ...] = (
         paper="To Backtrack or Not to Backtrack, arXiv 2504.07052",
         promise="at equal computing, direct answers side by side beat a search written out with its dead ends on "
         "countdowns, and the search wins on sudokus",
-        measured="200 fresh problems each, twins trained for equal tokens. Countdowns of three numbers: a search of 134 "
-        "tokens 51.5 % (44.5 to 58.5), the best of 5 direct answers, 127 tokens, 87.1 % (83.9 to 90.1). Sudokus of 4 x "
-        "4 cells: a search of 46 tokens 89.0 % (84.5 to 93.0), one direct answer 83.2 % (79.7 to 86.5), the best of 2, "
-        "49 tokens, 91.5 % (88.7 to 94.0)",
+        measured="200 fresh problems each, twins trained on as many tokens. Countdowns of three numbers: a search of "
+        "134 tokens 51.5 % (44.5 to 58.5), the best of 5 direct answers, 127 tokens, 87.1 % (83.9 to 90.1). Sudokus of "
+        "4 x 4 cells: a search of 46 tokens 89.0 % (84.5 to 93.0), one direct answer 83.2 % (79.7 to 86.5), the best "
+        "of 2, 49 tokens, 91.5 % (88.7 to 94.0)",
         verdict="holds in part",
-        because="Countdowns as promised. Sudokus of this size are not deep: a direct answer is right in 90 %, and the two "
-        "are even. On 6 x 6 cells 600 steps did not teach a search which digits are possible.",
+        because="Countdowns as promised. Sudokus of this size are not deep: the likeliest direct answer is right in "
+        "90 %, and the two are even. Deeper ones take more training than there was.",
         file="thinking/2026-11-30-backtrack",
     ),
     Filed(
