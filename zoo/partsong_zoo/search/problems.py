@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from partsong.evals.reasoning.tasks.sudoku import problems
 from partsong.knobs import Whole, check_value
@@ -37,26 +37,18 @@ class SearchProblem:
     search: str
 
 
-class Draw(Protocol):
-    """Draws a problem, one that is kept from training or one that is not."""
-
-    def __call__(self, rng: random.Random, *, fresh: bool) -> SearchProblem:
-        """Draws the problem."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class SearchTask:
     """Holds a task.
 
     Attributes:
-        draw: draws a problem.
+        draw: draws a problem, from a random generator and whether it is `fresh`, so kept from training.
         answer_of: finds the answer to a question in a text; None if there is none.
         is_right: judges a text that answers a question.
         most: the most tokens that a text may have.
     """
 
-    draw: Draw
+    draw: Callable[..., SearchProblem]
     answer_of: Callable[[str, str], str | None]
     is_right: Callable[[str, str], bool]
     most: int
