@@ -2,7 +2,7 @@
 
 A model that thinks in threads answers fresh problems on `LocalEngine` before and after `zoo/recipes/train_threads.py
 --stages grpo`. It answers greedily, and with draws at temperature 1, with which the rewards were computed. With
-`--modes sequential threads` its twin, which thinks in one chain, is measured beside it.
+`--modes threads sequential` its twin, which thinks in one chain, is measured beside it.
 """
 
 from __future__ import annotations
