@@ -50,6 +50,15 @@ class Words:
         """Encodes a text that needs no normalising as the tokenizer does, but faster."""
         return [self.ids.get(piece, UNKNOWN) for piece in re.findall(self._piece, text)]
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decodes ids up to the first `<eos>` or padding."""
+        texts: list[str] = []
+        for index in ids:
+            if index in (EOS, PAD):
+                break
+            texts.append(self.texts[index])
+        return "".join(texts)
+
     def tokenizer(self, normalizer: normalizers.Normalizer) -> PreTrainedTokenizerFast:
         """Makes a stock tokenizer with a chat template; what is not of the language becomes `<unk>`."""
         tokenizer = Tokenizer(models.WordLevel(dict(self.ids), unk_token="<unk>"))

@@ -15,9 +15,10 @@ __all__ = ["CONTEXT", "EOS", "MODEL", "PAD", "USER", "build_model", "build_token
 
 #: Pieces of text that are one token each; all other text is one token per character.
 PHRASES = (": yes. answer: ", ": no. answer: ", ". answer: ", "make ", " from ", "none", "list:", "found: ", ", ")
-_WORDS = Words(PHRASES, "0123456789+-*=()? \n")
+#: The language.
+WORDS = Words(PHRASES, "0123456789+-*=()? \n")
 #: Token ids by text.
-VOCABULARY = _WORDS.ids
+VOCABULARY = WORDS.ids
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -28,22 +29,17 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     """
     # A sum may be typed with spaces around signs; they are dropped.
     spaces = normalizers.Replace(Regex(r" +(?=[-+*=?])|(?<=[-+*=?]) +"), "")
-    return _WORDS.tokenizer(normalizers.Sequence([normalizers.Lowercase(), spaces]))
+    return WORDS.tokenizer(normalizers.Sequence([normalizers.Lowercase(), spaces]))
 
 
 def encode(text: str) -> list[int]:
     """Encodes a text of the language as the tokenizer does, but faster."""
-    return _WORDS.encode(text)
+    return WORDS.encode(text)
 
 
 def decode(ids: Sequence[int]) -> str:
     """Decodes ids up to the first `<eos>` or padding."""
-    texts = []
-    for index in ids:
-        if index in (EOS, PAD):
-            break
-        texts.append(_WORDS.texts[index])
-    return "".join(texts)
+    return WORDS.decode(ids)
 
 
 def build_model(heads: int = 5, depth: int = 6) -> LlamaForCausalLM:

@@ -12,7 +12,8 @@ from transformers import LlamaForCausalLM
 
 from partsong.errors import ArgumentError
 from partsong.seeds import derive
-from partsong_zoo.sums.model import CONTEXT, EOS, MODEL, PAD, USER, decode, encode
+from partsong_zoo.chat_model import CONTEXT, EOS, MODEL, PAD, USER, Words
+from partsong_zoo.sums.model import WORDS
 from partsong_zoo.sums.problems import FAMILIES
 from partsong_zoo.sums.solutions import draw
 from partsong_zoo.sums.training import Attempts
@@ -42,7 +43,13 @@ class Draft:
 
 @torch.no_grad()
 def sample(
-    model: LlamaForCausalLM, prompts: Sequence[str], *, seed: int | None = 0, most: int = MOST_TOKENS, batch: int = 512
+    model: LlamaForCausalLM,
+    prompts: Sequence[str],
+    *,
+    seed: int | None = 0,
+    most: int = MOST_TOKENS,
+    batch: int = 512,
+    words: Words = WORDS,
 ) -> list[Draft]:
     """Samples one draft per prompt.
 
@@ -52,6 +59,7 @@ def sample(
         seed: draws tokens at temperature 1; None takes the likeliest ones.
         most: how many tokens a draft may have.
         batch: how many prompts run at a time. Sampled drafts are a function of seed, prompts and batch.
+        words: the language of another model.
 
     Returns:
         The drafts, in the order of the prompts.
@@ -59,7 +67,7 @@ def sample(
     Raises:
         ArgumentError: (a ValueError) a prompt and its draft do not fit into the model's context.
     """
-    rows = [[USER, *encode(prompt), MODEL] for prompt in prompts]
+    rows = [[USER, *words.encode(prompt), MODEL] for prompt in prompts]
     if (longest := max(map(len, rows), default=0)) + most > CONTEXT:
         raise ArgumentError(f"a prompt of {longest} tokens and {most} to write do not fit into {CONTEXT}")
     # Rows of similar length side by side waste no padding.
@@ -67,12 +75,14 @@ def sample(
     drafts: dict[int, Draft] = {}
     for start in range(0, len(order), batch):
         some = order[start : start + batch]
-        written = _generate(model, [rows[index] for index in some], most, None if seed is None else derive(seed, start))
+        written = _generate(
+            model, [rows[index] for index in some], most, None if seed is None else derive(seed, start), words
+        )
         drafts.update(zip(some, written, strict=True))
     return [drafts[index] for index in range(len(rows))]
 
 
-def _generate(model: Any, rows: list[list[int]], most: int, seed: int | None) -> list[Draft]:
+def _generate(model: Any, rows: list[list[int]], most: int, seed: int | None, words: Words) -> list[Draft]:
     length = max(map(len, rows))
     ids = torch.tensor([[PAD] * (length - len(row)) + row for row in rows])
     options: dict[str, Any] = {"do_sample": False} if seed is None else {"do_sample": True, "top_k": 0, "top_p": 1.0}
@@ -83,7 +93,7 @@ def _generate(model: Any, rows: list[list[int]], most: int, seed: int | None) ->
     for row, written in zip(rows, out[:, length:].tolist(), strict=True):
         finished = EOS in written
         count = written.index(EOS) + 1 if finished else len(written)
-        drafts.append(Draft(decode(written[:count]), finished, len(row), count))
+        drafts.append(Draft(words.decode(written[:count]), finished, len(row), count))
     return drafts
 
 

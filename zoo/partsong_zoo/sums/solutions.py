@@ -6,6 +6,7 @@ err in different places, as voting over them needs.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from partsong.knobs import Whole, check_knobs, type_hints
 from partsong.seeds import derive
 from partsong_zoo.sums.problems import FAMILIES, Family, SumsProblem, held_out, parse
 
-__all__ = ["LARGE", "SIZES", "SumsExample", "attempt", "draw", "examples", "near_miss", "solve"]
+__all__ = ["LARGE", "SIZES", "SumsExample", "attempt", "draw", "examples", "near_miss", "searched", "solve"]
 
 #: The largest number that may come up on the way.
 LARGEST = 400
@@ -222,6 +223,45 @@ def attempt(problem: SumsProblem, rng: random.Random) -> str:
         if steps is not None:
             break
     return _solution_text(steps) if steps[-1][2].number == problem.target else f"{_list_steps(steps)}: no. answer: none"
+
+
+def searched(problem: SumsProblem) -> str:
+    """Writes a depth-first search for a countdown's target: every step it tries, up to the first that reaches it.
+
+    A last step that misses the target is followed by "!", and where all that can follow a step has been tried, "<" goes
+    back to before that step.
+
+    Raises:
+        ArgumentError: (a ValueError) no steps reach the target.
+
+    >>> searched(parse("make 15 from 2 3 9"))
+    '2+3=5, 5+9=14!9-5=4!5*9=45!<2*3=6, 6+9=15: yes. answer: 2*3+9'
+    """
+    words: list[str] = []
+    if not _search(tuple(_Value(number, str(number)) for number in problem.numbers), problem.target, words):
+        raise ArgumentError(f"no solution of {problem.question!r}")
+    return "".join(words)
+
+
+def _search(pool: tuple[_Value, ...], target: int, words: list[str]) -> bool:
+    for (i, first), (j, second) in itertools.combinations(enumerate(pool), 2):
+        rest = tuple(value for place, value in enumerate(pool) if place not in (i, j))
+        for sign in "+-*":
+            step = _join(first, second, sign)
+            if step is None or any(step[2].number == value.number for value in rest):
+                continue
+            words.append(f"{step[0]}={step[1]}")
+            if not rest and step[2].number == target:
+                words.append(f": yes. answer: {step[2].text}")
+                return True
+            if not rest:
+                words.append("!")
+                continue
+            words.append(", ")
+            if _search((step[2], *rest), target, words):
+                return True
+            words.append("<")
+    return False
 
 
 def near_miss(example: SumsExample, rng: random.Random) -> tuple[str, str]:
