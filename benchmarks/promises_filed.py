@@ -199,8 +199,8 @@ FILED: tuple[Filed, ...] = (
         paper="Parallel-R1, arXiv 2509.07980",
         promise="8.4 points more than a model that was trained on one chain",
         measured="504 products, twins with room to learn and 20 batches of 128 draws each: greedy, threads 78.6 % "
-        "(74.8 to 81.9) before and 76.2 % (72.3 to 79.7) after, one chain 49.4 % (45.1 to 53.8) and 46.2 % (41.9 to 50.6); "
-        "draws at temperature 1, threads +0.6 points (-1.4 to +2.6), one chain +1.0 (-1.4 to +3.4)",
+        "(74.8 to 81.9) before and 76.2 % (72.3 to 79.7) after, one chain 49.4 % (45.1 to 53.8) and 46.2 % (41.9 to "
+        "50.6); draws at temperature 1, threads +0.6 points (-1.4 to +2.6), one chain +1.0 (-1.4 to +3.4)",
         verdict="not here",
         because="Threads end 30.0 points (25.8 to 34.1) ahead, but were as far ahead before: the gain is that of their "
         "training texts. So few batches move neither; 200 did not move "

@@ -114,8 +114,9 @@ def on_rank(config: Config) -> dict[str, float]:
 
 def _strategies(config: Config) -> list[Strategy]:
     depth = config.depth or (2 if config.checkpoint is not None else None)
-    seen: dict[str, int] = {"window": config.window, "sink": config.sink}
-    loop = TimestepPipeline(**seen) if depth is None else CascadePipeline(depth=depth, **seen)
+    loop: Strategy = TimestepPipeline(window=config.window, sink=config.sink)
+    if depth is not None:
+        loop = CascadePipeline(depth=depth, window=config.window, sink=config.sink)
     return [loop, *map(parse_strategy, config.beside)]
 
 
