@@ -61,6 +61,7 @@ SUITES: dict[str, dict[str, Cases]] = {
     "partial-patch": {"shapes": PORTIONS, "shapes-unet": PORTIONS},
     "few-portions": {model: [PORTIONS[0], *PORTIONS[2:4], PORTIONS[-1]] for model in ("shapes", "shapes-unet")},
     "latent-parallel": {"shapes": PARTS, "shapes-few": FEW, "shapes-unet": PICTURES},
+    "latent-overlap": {"shapes": [(LatentParallel(),), (LatentParallel(context=2, overlap=0.75),)]},
 }
 
 
@@ -71,7 +72,8 @@ class Config:
     out: Path = result_path(__file__)
     """Result files without suffix."""
     suite: str = "methods"
-    """What to sample with: ``methods``, ``norms``, ``partial-patch``, ``few-portions`` or ``latent-parallel``."""
+    """What to sample with: ``methods``, ``norms``, ``partial-patch``, ``few-portions``, ``latent-parallel`` or
+    ``latent-overlap``."""
     model: list[str] = field(default_factory=lambda: list(METHODS))
     """Models of the zoo."""
     nproc: list[int] = field(default_factory=lambda: [2, 4])

@@ -44,7 +44,7 @@ class Config:
     """The caption to sample."""
     seed: int = 0
     """Seed of the noise."""
-    later: str = "a small green triangle moves down"
+    later: str = "a small blue square bounces up and down"
     """The caption that takes over at frame 200 of the last case."""
 
 
