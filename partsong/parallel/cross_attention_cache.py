@@ -155,10 +155,10 @@ class KeptTexts:
     def _noted(self, value: Any) -> Any:
         if isinstance(value, list | tuple):
             return type(value)(map(self._noted, value))
-        if not isinstance(value, Tensor) or value.is_meta:
+        if not isinstance(value, Tensor):
             return value
-        text = self._copy_of(value) if is_on_host(value.device) else value
-        self._known.add(place_of(text))
+        text = self._copy_of(value) if is_on_host(value.device) and not value.is_meta else value
+        self._known.add(_where(text))
         return text
 
     def _copy_of(self, text: Tensor) -> Tensor:
@@ -180,10 +180,11 @@ class KeptTexts:
 
         def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
             text = next(iter(named.values()))
-            place = place_of(text) if isinstance(text, Tensor) else None
+            place = _where(text) if isinstance(text, Tensor) else None
             if place is None or place not in self._known or len(named) != 1 or layer.training:
                 return forward(**named)
-            return self._of(layer, text, (place, torch.is_autocast_enabled(text.device.type)), lambda: forward(**named))
+            cast = not text.is_meta and torch.is_autocast_enabled(text.device.type)
+            return self._of(layer, text, (place, cast), lambda: forward(**named))
 
         return run
 
@@ -191,11 +192,11 @@ class KeptTexts:
         """Returns the output of a layer for a text, computed where it is not known."""
         mine, stamp = self._kept.setdefault(layer, OrderedDict()), _stamp(layer)
         kept = mine.get(key)
-        if kept is None or kept.stamp != stamp or kept.place != place_of(kept.output):
+        if kept is None or kept.stamp != stamp or kept.place != _where(kept.output):
             with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode do not record writes
                 output = compute()
                 own = output.clone() if isinstance(output, Tensor) else None  # a captured graph writes to its own again
-            if own is None or None in stamp or (place := place_of(own)) is None:
+            if own is None or None in stamp or (place := _where(own)) is None:
                 return output
             kept = mine[key] = _Kept(text, own, place, stamp, tuple(each.detach() for each in layer.parameters()))
         mine.move_to_end(key)
@@ -213,6 +214,13 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
 
 
+def _where(tensor: Tensor) -> Hashable:
+    """Returns `place_of` a tensor; one without values, as forecasts have them, is known by its memory alone."""
+    if not tensor.is_meta:
+        return place_of(tensor)
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
 def _stamp(layer: nn.Module) -> tuple[Hashable, ...]:
     """Returns what changes when a layer's weights are exchanged or written to; with None where that is not seen."""
     return tuple(map(_place, layer.parameters()))
@@ -220,6 +228,6 @@ def _stamp(layer: nn.Module) -> tuple[Hashable, ...]:
 
 def _place(weight: Tensor) -> Hashable:
     if type(weight.data) is Tensor:
-        return place_of(weight)
+        return _where(weight)
     # Quantised weights have no memory of their own.
     return None if weight.is_inference() else (id(weight), weight._version)

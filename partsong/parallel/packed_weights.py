@@ -100,6 +100,8 @@ class _Packed(TorchFunctionMode):
         if not (_is_packable(weight, 2) and x.dtype == torch.float32):
             return F.linear(x, weight, bias)
         packed = self._copy_of(weight, lambda: torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS))
+        if weight.is_meta:
+            return F.linear(x, weight, bias)
         return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *settings: Any) -> Tensor:
@@ -112,13 +114,16 @@ class _Packed(TorchFunctionMode):
         shape = list(x.shape)  # the order suits the first picture, and serves others
         reorder = torch._C._nn.mkldnn_reorder_conv2d_weight  # type: ignore[attr-defined]
         packed = self._copy_of(weight, lambda: reorder(weight.detach().to_mkldnn(), *sides, 1, shape))
+        if weight.is_meta:
+            return F.conv2d(x, weight, bias, *settings)
         return torch.ops.mkldnn._convolution_pointwise(x, packed, bias, *sides, 1, "none", [], "")
 
     def _copy_of(self, weight: Tensor, pack: Callable[[], Any]) -> Any:
         """Returns the packed copy of a weight, made where there is none of its present values."""
-        place = place_of(weight)
+        # A weight without values, as forecasts have them, gets a copy that counts as memory.
+        place = weight.untyped_storage()._cdata if weight.is_meta else place_of(weight)
         if place not in self.copies:
-            self.copies[place] = weight.detach(), pack()
+            self.copies[place] = weight.detach(), torch.empty_like(weight) if weight.is_meta else pack()
         return self.copies[place][1]
 
 
@@ -127,7 +132,7 @@ def _is_packable(weight: Any, dims: int) -> bool:
         type(weight) in (Tensor, torch.nn.Parameter)
         and weight.ndim == dims
         and weight.dtype == torch.float32
-        and weight.is_cpu
+        and (weight.is_cpu or weight.is_meta)
         and weight.numel() >= _FEWEST
         and not weight.is_inference()
         and not torch.is_grad_enabled()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from partsong import ArgumentError, CrossAttentionCache, PackedWeights, UnsupportedError
-from partsong.parallel import parallelize
+from partsong.parallel import parallelize, predict_memory
 from partsong.parallel.adapters import adapter_for
 from partsong.parallel.hooks.samples import sample_of
 from partsong.parallel.ranks.launch import launch
@@ -167,6 +167,24 @@ def test_kept_values_go_with_the_generation() -> None:
         assert kept._kept
         plan.clock.begin()
         assert not kept._kept
+
+
+def test_forecasts_of_memory_count_what_is_kept() -> None:
+    model, (step, *_) = sd()
+    made = list[int]()
+    watched = [
+        layer.register_forward_hook(lambda _layer, _given, output: made.append(output.nbytes))
+        for name, layer in model.named_modules()
+        if name.endswith(("attn2.to_k", "attn2.to_v"))
+    ]
+    with torch.no_grad():
+        model(**step)
+    for each in watched:
+        each.remove()
+    alone, kept = (predict_memory(model, *given, ranks=1, **step) for given in ((), (CrossAttentionCache(),)))
+    assert sum(made) > 0
+    assert kept.kept - alone.kept == sum(made)
+    assert kept.working > alone.working
 
 
 def test_bad_number_of_texts() -> None:

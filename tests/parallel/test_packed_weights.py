@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from partsong import OffloadWeights, PackedWeights, ShardedWeights, UnsupportedError
-from partsong.parallel import packed_weights, parallelize
+from partsong.parallel import packed_weights, parallelize, predict_memory
 from partsong.parallel.hooks.samples import sample_of
 from partsong.parallel.ranks.launch import launch
 from partsong.parallel.strategy import check_strategies
@@ -145,6 +145,22 @@ def test_copies_go_with_the_plan() -> None:
         plan.undo()
         plain = model(**named[0])[0]
     assert torch.equal(plain, worker.model_of("UNet")[0](**named[0])[0])
+
+
+def test_forecasts_of_memory_count_copies(packs: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, named = worker.model_of("UNet")
+    taken = dict[int, int]()
+    plain = packed_weights._Packed._copy_of
+    monkeypatch.setattr(
+        packed_weights._Packed,
+        "_copy_of",
+        lambda self, weight, pack: (taken.update({id(weight): weight.nbytes}), plain(self, weight, pack))[1],
+    )
+    with torch.no_grad(), parallelize(model, PackedWeights()):
+        model(**named[0])
+    real = sum(taken.values())
+    alone, kept = (predict_memory(model, *given, ranks=1, **named[0]) for given in ((), (PackedWeights(),)))
+    assert kept.kept - alone.kept == real > 0
 
 
 @pytest.mark.parametrize("other", [ShardedWeights(), OffloadWeights()])
