@@ -94,7 +94,8 @@ def voted(answers: Sequence[str | None]) -> str | None:
 
 async def think(engine: LocalEngine, question: str, num: int, config: Config, seed: int) -> Answer:
     """Answers a question from some paths."""
-    limits = Parameters(temperature=config.temperature, max_tokens=64)
+    # A path also ends at the tag of another one, which the runtime replaces, as the paper's engine does.
+    limits = Parameters(temperature=config.temperature, max_tokens=64, stop=("</think",))
     return await fork_join(
         Run(engine, seed=seed, name="paths"),
         question,

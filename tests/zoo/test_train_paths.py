@@ -63,7 +63,7 @@ def test_a_text_has_paths_apart_and_a_summary_of_all() -> None:
 
 def test_the_summary_ends_like_a_right_path_and_all_numbers_are_learned() -> None:
     pool = [Attempts(QUESTION, "7*2=14, 14-3=11: yes. answer: 7*2-3", (*[WRONG] * 7, RIGHT))]
-    rng, seen, counts = random.Random(3), set[int](), set[int]()
+    rng, seen, counts, learned = random.Random(3), set[int](), set[int](), set[int]()
     for _ in range(30):
         batch = draw_texts(rng, pool, 300)
         for number in range(int(batch.texts.max()) + 1):
@@ -73,10 +73,12 @@ def test_the_summary_ends_like_a_right_path_and_all_numbers_are_learned() -> Non
             answer = text.rpartition("answer: ")[2].partition("<")[0]
             assert check(QUESTION, answer) == ("6+7=13" in text)
             marks = batch.marks[batch.texts == number]
-            assert len(marks[learn].unique()) == 2  # one path, and the summary
+            own = {*marks[learn].tolist()} - {0}
+            assert len(own) < 2 and 0 in marks[learn]  # the summary, and one path at most
+            learned |= own
             seen |= {*marks.tolist()} - {0}
             counts.add(text.count("<think"))
-    assert seen == {*range(1, MOST_PATHS + 1)} and counts == {1, 2, 4, 8}
+    assert seen == {*range(1, MOST_PATHS + 1)} and counts == {1, 2, 4, 8} and len(learned) > 4
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 "make 64 from 3 7 25 6" -> "<think1>25-6=19, ...</think1>", "<think2>..." and so on, none of which sees another, then
 "<summary>: yes. answer: (25-6)*3+7</summary>", which sees all. Paths are drafts of the shipped `sums` at temperature 1
-without their verdict; four of five are wrong on countdowns. There are three stages:
+without their verdict; three of four are wrong on countdowns. There are three stages:
 
 1. `pool`: samples eight drafts of each of many training problems; writes `pool.json`, which all seeds share;
 2. `train`: trains one model from one seed, with its thought embeddings; writes `paths-SEED.pt`;

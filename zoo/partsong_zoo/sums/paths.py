@@ -54,6 +54,8 @@ _CLOSERS = tuple(FORM.closer(number) for number in range(1, MOST_PATHS + 1))
 WORDS = Words((*sums_model.PHRASES, *_OPENERS, *_CLOSERS, FORM.join, FORM.end), sums_model.CHARACTERS)
 #: How many paths a text of training may have.
 _NUMBERS = (1, 2, 4, 8)
+#: How many texts have a path that is learned.
+_LEARNED = 0.3
 _THOUGHTS = "thoughts.safetensors"
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -98,7 +100,7 @@ def draw_texts(rng: random.Random, pool: Sequence[Attempts], tokens: int) -> Thr
     """Draws problems, each with one to eight of a model's drafts as paths, until there are enough tokens.
 
     The summary ends like the first right draft among them, or like a right solution if there is none. Numbers of paths
-    are drawn, too, so that all are learned equally well. One path of a text is learned, by which the model keeps
+    are drawn, too, so that all are learned equally well. One path of some texts is learned, by which the model keeps
     writing paths; if all were, the few tokens of the summary would hardly count.
 
     Args:
@@ -115,7 +117,8 @@ def draw_texts(rng: random.Random, pool: Sequence[Attempts], tokens: int) -> Thr
         right = next((draft for draft in shown if check(one.question, draft)), one.solution)
         numbers = sorted(rng.sample(range(1, MOST_PATHS + 1), num))
         paths = [steps_of(draft) for draft in shown]
-        texts.append(text_of(one.question, paths, ending(right), numbers, rng.randrange(num)))
+        learned = rng.randrange(num) if rng.random() < _LEARNED else None
+        texts.append(text_of(one.question, paths, ending(right), numbers, learned))
         total += num_tokens(texts[-1])
     return pack_threads(texts)
 
