@@ -92,10 +92,10 @@ class LocalModel:
         self._watched, self._layers = False, tuple[int, ...]()
         self._states: Tensor | None = None
         self.quantized = 0 if weights is None else quantize_linears(self._module, weights)
+        self._thoughts = thoughts
         self.packed = self._pack(pack, owned, share)
         self._least_rows = least_rows() if self.packed else 1
         self._head = self._module.get_output_embeddings()
-        self._thoughts = thoughts
         if thoughts is not None:
             thoughts.attach(self._module)
         self._attend_here()
@@ -148,8 +148,9 @@ class LocalModel:
             raise ArgumentError(f"pack=True, but {why}; use pack=False or None")
         packs = able and pack is not False
         # Else the joined weights would be there twice. In float64 models are compared with those of transformers, whose
-        # norms are of float32 all the same.
-        if packs or (owned and not comes_and_goes and self.dtype != torch.float64):
+        # norms are of float32 all the same. Thoughts are added to what separate projections give.
+        joins = packs or (owned and not comes_and_goes and self.dtype != torch.float64)
+        if joins and self._thoughts is None:
             fuse_decoder(self._module.get_decoder())
         # A plan's hooks add up outputs, and read no weights.
         return pack_linears(self._module, hooked=share is not None) if packs else 0

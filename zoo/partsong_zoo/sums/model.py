@@ -15,8 +15,10 @@ __all__ = ["CONTEXT", "EOS", "MODEL", "PAD", "USER", "build_model", "build_token
 
 #: Pieces of text that are one token each; all other text is one token per character.
 PHRASES = (": yes. answer: ", ": no. answer: ", ". answer: ", "make ", " from ", "none", "list:", "found: ", ", ")
+#: All other tokens.
+CHARACTERS = "0123456789+-*=()? \n"
 #: The language.
-WORDS = Words(PHRASES, "0123456789+-*=()? \n")
+WORDS = Words(PHRASES, CHARACTERS)
 #: Token ids by text.
 VOCABULARY = WORDS.ids
 
@@ -42,9 +44,9 @@ def decode(ids: Sequence[int]) -> str:
     return WORDS.decode(ids)
 
 
-def build_model(heads: int = 5, depth: int = 6) -> LlamaForCausalLM:
-    """Makes a Llama of random weights; see `chat_llama`."""
-    return chat_llama(len(VOCABULARY), heads, depth)
+def build_model(heads: int = 5, depth: int = 6, words: Words = WORDS) -> LlamaForCausalLM:
+    """Makes a Llama of random weights for a language; see `chat_llama`."""
+    return chat_llama(len(words.texts), heads, depth)
 
 
 def save_model(model: LlamaForCausalLM, folder: Path) -> None:
