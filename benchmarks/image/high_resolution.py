@@ -110,7 +110,7 @@ def _paint(
     pipe.set_progress_bar_config(disable=True)
     row, pictures, seconds = zoo.MODELS[model], list[Image.Image](), list[float]()
     size = row.defaults["width"] * factor
-    call = row.defaults | {
+    call = dict(row.defaults) | {
         "height": size,
         "width": size,
         "num_inference_steps": config.steps,

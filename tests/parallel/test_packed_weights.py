@@ -158,8 +158,8 @@ def test_forecasts_of_memory_count_copies(packs: dict[str, list[int]], monkeypat
     )
     with torch.no_grad(), parallelize(model, PackedWeights()):
         model(**named[0])
-    real = sum(taken.values())
-    alone, kept = (predict_memory(model, *given, ranks=1, **named[0]) for given in ((), (PackedWeights(),)))
+    real, call = sum(taken.values()), dict[str, Any](named[0])
+    alone, kept = (predict_memory(model, *given, ranks=1, **call) for given in ((), (PackedWeights(),)))
     assert kept.kept - alone.kept == real > 0
 
 
