@@ -6,7 +6,6 @@ forward beside the teacher's, the area under that curve (AUP), and whether answe
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -76,8 +75,6 @@ class Config:
     """The folder with the students."""
     out: Path = result_path(__file__)
     """Result files without suffix."""
-    earlier: tuple[Path, ...] = ()
-    """Filed .json of other students, measured on the same prompts, whose rows are shown beside the new ones."""
     prompts: int = 100
     """Prompts per task and rule."""
     draws: int = 300
@@ -94,7 +91,6 @@ def main(config: Config) -> None:
     with ProcessPoolExecutor(config.workers, mp_context=get_context("spawn")) as pool:
         parts = pool.map(partial(_measure, config), [None, *students])
         rows = [row for part in parts for row in part]
-    rows = [*rows, *(row for path in config.earlier for row in _earlier(path, rows))]
     note = (
         "`lists-mdlm`, the teacher, students that `zoo/recipes/distil_lists.py` made in equal steps from each seed; "
         f"{config.prompts} fresh prompts per cell, a canvas of 24 in one block, no cache, likeliest tokens. Tokens are "
@@ -103,14 +99,6 @@ def main(config: Config) -> None:
         f"latter where there are several."
     )
     file_result(config.out, __file__, rows, "Students of lists-mdlm", note, _page(rows, config))
-
-
-def _earlier(path: Path, rows: Sequence[Row]) -> list[Row]:
-    """Reads the rows of other students from a file, if its teacher has the same rows, so was asked the same prompts."""
-    filed = json.loads(path.read_text())["rows"]
-    if _of(filed, model=TEACHER) != json.loads(json.dumps(_of(rows, model=TEACHER))):
-        raise SystemExit(f"the teacher's rows in {path} are others: use the prompts, draws and seed of that file")
-    return [row for row in filed if row["model"] not in {row["model"] for row in rows}]
 
 
 def _measure(config: Config, folder: Path | None) -> list[Row]:
