@@ -28,6 +28,7 @@ CASES = [
     Case(model=MODEL, strategy=LatentParallel(context=2)),
     *(Case(model=MODEL, strategy=LatentParallel(context=2, overlap=overlap)) for overlap in (0.5, 0.75)),
     Case(model=MODEL, strategy=LatentParallel(context=None)),
+    Case(model=MODEL, strategy=LatentParallel(overlap=0.75, dims="time")),
     Case(model=MODEL, strategy=DualParallel()),
     Case(model=MODEL, strategy=DualParallel(admit_every=3)),
     Case(model=MODEL, strategy=DualParallel(previous="recomputed")),
