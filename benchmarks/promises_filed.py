@@ -213,8 +213,24 @@ FILED: tuple[Filed, ...] = (
         promise="eight paths at 7.1 % more latency",
         measured="eight answers of SmolLM2 to one prompt in 5.38 s, one after another by `generate` in 39.78 s",
         verdict="holds in part",
-        because="Latency holds (7.4x); accuracy by paths is not measured, for want of a model that was trained so.",
+        because="Latency holds (7.4x).",
         file="threads/2026-11-22-kv-fork",
+    ),
+    Filed(
+        method="a summary of paths (ParaThinker)",
+        paper="ParaThinker, arXiv 2509.04475",
+        promise="from eight paths 12.3 points more than from one, 4.3 more than a vote of them, at 7.1 % more latency",
+        measured=(
+            "`sums` taught paths, 200 fresh problems each. Sums: eight paths 18.5 %, +6.1 points (+1.1 to +11.3) over "
+            "one and -3.0 (-9.5 to +3.5) over a vote; countdowns: 28.5 %, -1.2 (-6.3 to +4.0) and -8.0 (-15.0 to "
+            "-1.0); 1.26x the time of one path"
+        ),
+        verdict="holds in part",
+        because=(
+            "One seed and 1,300 steps: the summary was still learning to find the right path, which one of eight is "
+            "for 40.5 and 62.0 % of the problems."
+        ),
+        file="threads/2026-12-01-paths",
     ),
     Filed(
         method="Hogwild",

@@ -94,6 +94,34 @@ def videos() -> str:
     return table(columns, ([cell(row) for cell in columns.values()] for row in rows))
 
 
+def video_ranks() -> str:
+    """Returns what long videos take on several numbers of ranks."""
+    columns: dict[str, Callable[[Row], str]] = {
+        "method": lambda row: _short(re.sub(r", (local_emphasis|noise|sink)=.*", ")", row["case"])),
+        "ranks": lambda row: str(row["nproc"]),
+        "facts read": lambda row: f"{row['facts_read']:.1%}",
+        "seconds": lambda row: f"{row['seconds']:.1f}",
+        "first frame": lambda row: f"{row['first_frame_seconds']:.1f}",
+        "MB sent": lambda row: f"{row['bytes_sent'] / 1e6:.1f}",
+    }
+    rows = sorted(timed(FILES["video_ranks"]), key=lambda row: ("(" in row["case"], row["case"]))
+    return table(columns, ([cell(row) for cell in columns.values()] for row in rows))
+
+
+def large() -> str:
+    """Returns what pictures of several times the training size take on several numbers of ranks."""
+    columns: dict[str, Callable[[Row], str]] = {
+        "model": lambda row: f"`{row['model']}`",
+        "pixels": lambda row: " x ".join(map(str, row["size"])),
+        "method": lambda row: _short(re.sub(r"\(.*", "()", row["case"])),
+        "ranks": lambda row: str(row["nproc"]),
+        "facts read": lambda row: f"{row['facts_read']:.1%}",
+        "seams": lambda row: f"{row['seams']:.2f}",
+        "seconds": lambda row: f"{row['seconds']:.1f}",
+    }
+    return table(columns, ([cell(row) for cell in columns.values()] for row in timed(FILES["large"])))
+
+
 def rules() -> str:
     """Returns how well each decoding rule does with a model that is never wrong."""
     rows = filed(FILES["oracle"])["rows"]
@@ -156,12 +184,16 @@ def page() -> str:
     exact = ("Ring", "Ulysses", "TensorParallel", "DisplacedPatch", "diffusers ring", "diffusers Ulysses")
     wires = ("Ring", "Ring(wire='int8')", "Ulysses(wire='int8')", "DisplacedPatch", "DisplacedPatch(wire='1bit')")
     unet = ("SyncPatch", "Ring", "Ulysses", "DisplacedPatch", "DisplacedPatch(norms='forecast')")
+    packed = ("sync-patch", "ring", "displaced-patch:warmup_steps=1,norms=forecast")
     tables = {
         "images": speeds([FILES["fit"]], exact),
         "slow links": speeds([FILES["slow"]], (*wires, "diffusers ring", "diffusers Ulysses")),
         "unets": speeds(UNETS, unet),
+        "packed unets": speeds((FILES["unet_packed"], FILES["unet_packed_large"]), packed),
         "pictures": pictures(),
         "videos": videos(),
+        "video ranks": video_ranks(),
+        "large": large(),
         "rules": rules(),
     }
     # A page for people, in Markdown: nothing in it is to be escaped.

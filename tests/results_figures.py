@@ -19,6 +19,8 @@ FILES = {
     "unet": "image/2026-11-24-unet",
     "unet_large": "image/2026-11-24-unet-9216",
     "unet_slow": "image/2026-11-25-unet-slow-links",
+    "unet_packed": "image/2026-11-30-unet",
+    "unet_packed_large": "image/2026-11-30-unet-9216",
     "drift": "drift/2026-11-22-zoo",
     "unet_drift": "drift/2026-11-26-zoo-unet",
     "norms": "drift/2026-11-30-norms",
@@ -26,6 +28,8 @@ FILES = {
     "lagged": "drift/2026-11-24-lagged-layers",
     "partial": "drift/2026-11-24-zoo-partial-patch",
     "video": "video/2026-11-26-zoo",
+    "video_ranks": "video/2026-12-01-zoo-ranks",
+    "large": "image/2026-12-01-high-resolution",
     "queue": "video/2026-11-22-zoo-memory-queue",
     "stream": "video/2026-11-22-zoo-memory",
     "oracle": "oracle/2026-11-22",
@@ -137,7 +141,9 @@ def _videos() -> dict[str, Any]:
             "frames": str(first["frames"]),
             "trained": str(ZOO["motion"].defaults["num_frames"]),
             "captions": str(first["num_captions"]),
+            "captions_of_ranks": str(filed(FILES["video_ranks"])["rows"][0]["num_captions"]),
         },
+        "large": {"captions": noted(FILES["large"], r"(\d+) captions, float32")[0]},
     }
 
 

@@ -75,7 +75,7 @@ def main(config: Config) -> None:
                 file_result(config.out, __file__, rows, TITLE, note, _table(rows))
             caption = zoo.MODELS[model].task.captions(1, config.seed)[0]
             panels.append(Panel(title=f"{model}, {factor} times its size: {caption}", rows=[Row(tiles=shown)]))
-    draw_sheet(TITLE, panels).save(config.out.with_suffix(".png"))
+            draw_sheet(TITLE, panels).save(config.out.with_suffix(".png"))
 
 
 def _on_rank(config: Config, model: str, factor: int) -> tuple[list[dict[str, Any]], list[Tile]]:
