@@ -15,7 +15,7 @@ from partsong.accelerator import is_on_host
 from partsong.errors import UnsupportedError
 from partsong.knobs import Count
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.hooks.known_values import place_of
+from partsong.parallel.hooks.known_values import place_for_memory
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, InputHook, signature_of
 from partsong.parallel.strategy import Site, Strategy
 
@@ -158,7 +158,7 @@ class KeptTexts:
         if not isinstance(value, Tensor):
             return value
         text = self._copy_of(value) if is_on_host(value.device) and not value.is_meta else value
-        self._known.add(_where(text))
+        self._known.add(place_for_memory(text))
         return text
 
     def _copy_of(self, text: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ class KeptTexts:
 
         def run(forward: Callable[..., Any], named: dict[str, Any]) -> Any:
             text = next(iter(named.values()))
-            place = _where(text) if isinstance(text, Tensor) else None
+            place = place_for_memory(text) if isinstance(text, Tensor) else None
             if place is None or place not in self._known or len(named) != 1 or layer.training:
                 return forward(**named)
             cast = not text.is_meta and torch.is_autocast_enabled(text.device.type)
@@ -192,11 +192,11 @@ class KeptTexts:
         """Returns the output of a layer for a text, computed where it is not known."""
         mine, stamp = self._kept.setdefault(layer, OrderedDict()), _stamp(layer)
         kept = mine.get(key)
-        if kept is None or kept.stamp != stamp or kept.place != _where(kept.output):
+        if kept is None or kept.stamp != stamp or kept.place != place_for_memory(kept.output):
             with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode do not record writes
                 output = compute()
                 own = output.clone() if isinstance(output, Tensor) else None  # a captured graph writes to its own again
-            if own is None or None in stamp or (place := _where(own)) is None:
+            if own is None or None in stamp or (place := place_for_memory(own)) is None:
                 return output
             kept = mine[key] = _Kept(text, own, place, stamp, tuple(each.detach() for each in layer.parameters()))
         mine.move_to_end(key)
@@ -214,13 +214,6 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
 
 
-def _where(tensor: Tensor) -> Hashable:
-    """Returns `place_of` a tensor; one without values, as forecasts have them, is known by its memory alone."""
-    if not tensor.is_meta:
-        return place_of(tensor)
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
-
-
 def _stamp(layer: nn.Module) -> tuple[Hashable, ...]:
     """Returns what changes when a layer's weights are exchanged or written to; with None where that is not seen."""
     return tuple(map(_place, layer.parameters()))
@@ -228,6 +221,6 @@ def _stamp(layer: nn.Module) -> tuple[Hashable, ...]:
 
 def _place(weight: Tensor) -> Hashable:
     if type(weight.data) is Tensor:
-        return _where(weight)
+        return place_for_memory(weight)
     # Quantised weights have no memory of their own.
     return None if weight.is_inference() else (id(weight), weight._version)

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from partsong.errors import UnsupportedError
 from partsong.parallel.adapters import Adapter
-from partsong.parallel.hooks.known_values import place_of
+from partsong.parallel.hooks.known_values import place_for_memory
 from partsong.parallel.hooks.model_hooks import AroundHook, HookSet, signature_of
 from partsong.parallel.strategy import Site, Strategy
 
@@ -120,9 +120,9 @@ class _Packed(TorchFunctionMode):
 
     def _copy_of(self, weight: Tensor, pack: Callable[[], Any]) -> Any:
         """Returns the packed copy of a weight, made where there is none of its present values."""
-        # A weight without values, as forecasts have them, gets a copy that counts as memory.
-        place = weight.untyped_storage()._cdata if weight.is_meta else place_of(weight)
+        place = place_for_memory(weight)
         if place not in self.copies:
+            # A weight without values, as forecasts have them, gets a copy that counts as memory.
             self.copies[place] = weight.detach(), torch.empty_like(weight) if weight.is_meta else pack()
         return self.copies[place][1]
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-__all__ = ["KnownValues", "place_of", "same_values"]
+__all__ = ["KnownValues", "place_for_memory", "place_of", "same_values"]
 
 Fact = TypeVar("Fact")
 
@@ -66,3 +66,10 @@ def place_of(tensor: Tensor) -> Hashable:
         return None
     storage = tensor.untyped_storage()._cdata
     return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version
+
+
+def place_for_memory(tensor: Tensor) -> Hashable:
+    """Returns `place_of` a tensor, and a key for its memory alone where it has no values, as in forecasts of memory."""
+    if not tensor.is_meta:
+        return place_of(tensor)
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
