@@ -35,6 +35,7 @@ from PIL import Image
 
 from partsong import ParallelVae, StructureGuidance, zoo
 from partsong.errors import ArgumentError
+from partsong.evals.pictures.seams import seams
 from partsong.evals.pictures.sheet import Panel, Row, Tile, draw_sheet
 from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.pipeline_source import find_pipeline
@@ -127,24 +128,6 @@ def facts(config: Config, image: Image.Image) -> float | None:
         return None
     task, size = zoo.MODELS[config.model].task, zoo.MODELS[config.model].defaults["width"]
     return task.facts_read(config.prompt, image.resize((size, size), Image.Resampling.BOX))
-
-
-def seams(image: Image.Image, factor: int) -> float | None:
-    """Measures how much more neighbouring pixels differ where training sizes meet than elsewhere: 1 without seams.
-
-    Returns:
-        None for a picture of the training size, in which none meet.
-    """
-    if factor == 1:
-        return None
-    pixels = np.asarray(image, dtype=np.float64)
-    inside, across = [], []
-    for axis in (0, 1):
-        jumps = np.abs(np.diff(pixels, axis=axis)).mean(axis=(1 - axis, 2))
-        meets = (np.arange(len(jumps)) + 1) % (pixels.shape[axis] // factor) == 0
-        inside.append(jumps[~meets])
-        across.append(jumps[meets])
-    return float(np.concatenate(across).mean() / np.concatenate(inside).mean())
 
 
 def measured(config: Config, image: Image.Image) -> dict[str, Any]:

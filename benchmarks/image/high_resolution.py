@@ -20,6 +20,7 @@ from PIL import Image
 
 from benchmarks.filing import file_result, markdown_table, result_path
 from partsong import ParallelVae, StructureGuidance, SyncPatch, Ulysses, zoo
+from partsong.evals.pictures.seams import seams
 from partsong.evals.pictures.sheet import Panel, Row, Tile, draw_sheet
 from partsong.foreign_messages import quiet_libraries
 from partsong.jobs.compare import gather
@@ -97,7 +98,7 @@ def _on_rank(config: Config, model: str, factor: int) -> tuple[list[dict[str, An
         row = {"case": name, "model": model, "factor": factor, "nproc": world, "size": list(pictures[0].size)}
         used = {"seconds": statistics.median(seconds), "bytes_sent": max(each[0] for each in spent) / len(pictures)}
         rows.append(row | _scores(config, model, factor, pictures) | used)
-        label = f"{type(strategies[0]).__name__ if strategies else name} on {world}, {used['seconds']:.1f} s"
+        label = f"{type(strategies[0]).__name__ if strategies else name} on {world}"
         tiles.append(Tile(pixels=np.asarray(pictures[0]), label=label))
     return rows, tiles
 
@@ -132,18 +133,8 @@ def _scores(config: Config, model: str, factor: int, pictures: list[Image.Image]
     facts = map(row.task.facts_read, row.task.captions(config.captions, config.seed), small)
     return {
         "facts_read": statistics.mean(facts),
-        "seams": statistics.median(_seams(np.asarray(picture, np.float64), factor) for picture in pictures),
+        "seams": statistics.median(seams(picture, factor) or 0.0 for picture in pictures),
     }
-
-
-def _seams(pixels: np.ndarray, factor: int) -> float:
-    inside, across = list[np.ndarray](), list[np.ndarray]()
-    for axis in (0, 1):
-        jumps = np.abs(np.diff(pixels, axis=axis)).mean(axis=(1 - axis, 2))
-        meets = np.arange(1, len(jumps) + 1) % (pixels.shape[axis] // factor) == 0
-        inside.append(jumps[~meets])
-        across.append(jumps[meets])
-    return float(np.concatenate(across).mean() / np.concatenate(inside).mean())
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
