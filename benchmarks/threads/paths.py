@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from partsong.reasoning.strategies.fork_join import fork_join
 from partsong.seeds import derive
 from partsong_zoo.sums import FAMILIES, check, examples
 from partsong_zoo.sums.paths import FORM, load_engine, path_answer
+from partsong_zoo.sums.scoring import voted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +84,6 @@ class Given:
     def right(self, answer: str | None) -> float:
         """Returns 1 for a right answer."""
         return float(answer is not None and check(self.question, answer))
-
-
-def voted(answers: Sequence[str | None]) -> str | None:
-    """Returns the most frequent answer, the first of equals; None if there is none."""
-    counts = Counter(answer for answer in answers if answer is not None)
-    return max(counts, key=counts.__getitem__) if counts else None
 
 
 async def think(engine: LocalEngine, question: str, num: int, config: Config, seed: int) -> Answer:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from benchmarks.threads.paths import Config, Given, family_rows, voted
+from benchmarks.threads.paths import Config, Given, family_rows
 from partsong.errors import ArgumentError
 from partsong.reasoning import Parameters, Run
 from partsong.reasoning.local import LocalEngine
@@ -36,6 +36,7 @@ from partsong_zoo.sums.paths import (
     text_of,
     widened,
 )
+from partsong_zoo.sums.scoring import voted
 from partsong_zoo.sums.training import Attempts
 from partsong_zoo.training.common import World
 from partsong_zoo.training.rollouts import drawn_parts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,12 @@ def answer(draft: Draft) -> str | None:
 
 def vote(drafts: Sequence[Draft]) -> str | None:
     """Returns the answer of most drafts; of several, the one that was named first."""
-    counts = Counter(each for draft in drafts if (each := answer(draft)) is not None)
+    return voted(map(answer, drafts))
+
+
+def voted(answers: Iterable[str | None]) -> str | None:
+    """Returns the most frequent answer, the first of equals; None if there is none."""
+    counts = Counter(each for each in answers if each is not None)
     return counts.most_common(1)[0][0] if counts else None
 
 
